@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # One library per folder ("room"). Each may include only the rooms that it lists under SEES.
 #
-# A room's headers are reached through a link of its own, <build>/rooms/<room>/<room>. An include of any
-# other room does not compile, because its link is not on the include path.
+# The include path has a link for each room that may be included, <build>/rooms/<room>/<room>. An
+# include of any other room does not compile.
 
 # driftless_room(NAME SOURCES ... SEES <rooms> LINKS <public libraries> PRIVATE_LINKS <libraries>
 #                BUILD_LINKS <libraries that only the room's own build needs> [NOT_INSTALLED])

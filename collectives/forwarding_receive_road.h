@@ -40,6 +40,13 @@ class ForwardingReceiveRoad : public ReceiveRoad {
                                                              const Deadline& deadline) override {
     return road_->fetch_ranges(id, part, ranges, deadline);
   }
+  [[nodiscard]] bool fetches_to_device() const override { return road_->fetches_to_device(); }
+  [[nodiscard]] Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
+                                       std::span<const DeviceRange> ranges,
+                                       const DeviceSpace& space,
+                                       const Deadline& deadline) override {
+    return road_->fetch_to_device(id, part, ranges, space, deadline);
+  }
   [[nodiscard]] bool fetches_at_once() const override { return road_->fetches_at_once(); }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     return road_->report(report, deadline);

@@ -7,8 +7,8 @@ Status RetentionRing::check_new(const PublicationId& id) const {
   const auto newest = newest_.find(id.kind);
   if (newest == newest_.end() || id.version > newest->second) return {};
   return error(StatusCode::kAlreadyExists, road_, ": ", to_string(id),
-               " cannot be published: ", to_string({newest->second, id.kind}),
-               " is, and versions ascend");
+               " cannot be published after ", to_string({newest->second, id.kind}),
+               ": numbers must ascend");
 }
 
 std::optional<Hash128> RetentionRing::manifest(const PublicationId& id) const {

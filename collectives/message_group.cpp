@@ -79,9 +79,9 @@ Status MessageGroup::wait_until(const Done& done, const Whom& whom, const Deadli
   return deadline.check(whom());
 }
 
-// Sends to ranks `first` to `last`, and waits until the messages are on their way or received,
-// because a long message needs this rank. Does not wait for messages of earlier epochs, which may
-// never end.
+// Sends to ranks `first` to `last`, and waits until the messages are on their way or received: a
+// long message makes progress only while this rank waits here. Does not wait for messages of
+// earlier epochs, which may never end.
 Status MessageGroup::send(unsigned first, unsigned last, std::uint64_t kind,
                           std::string_view message, const Deadline& deadline) {
   const Header header{epoch_, operation_, kind, message.size()};

@@ -27,8 +27,8 @@ class GroupMail {
   [[nodiscard]] virtual std::string name(unsigned rank) const = 0;
   // Sends to rank 0, or from rank 0. May return before the message is on its way: see unsent().
   [[nodiscard]] virtual Status send(unsigned to, std::string bytes, const Deadline& deadline) = 0;
-  // unsent() returns the ranks to which messages that were sent since mark() returned `since` are
-  // not yet on their way.
+  // mark() returns a point in the sequence of sent messages. unsent(since) returns the ranks to
+  // which a message after that point is not yet on its way.
   [[nodiscard]] virtual std::uint64_t mark() const { return 0; }
   [[nodiscard]] virtual Result<std::vector<unsigned>> unsent(std::uint64_t /*since*/) {
     return std::vector<unsigned>();

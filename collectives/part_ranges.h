@@ -15,8 +15,8 @@ namespace driftless {
 [[nodiscard]] std::vector<MappedFile> slices(const MappedFile& part,
                                              std::span<const ByteRange> ranges);
 
-// Places ranges in one allocation, in their order, for a road that reads them into it. A range that
-// begins at the end of the range before it follows that without a gap.
+// Places ranges in one allocation, in their order, for a road that reads them into it. Ranges that
+// adjoin in the part adjoin in memory, too.
 class RangePlaces {
  public:
   // The ranges begin after `head` bytes that the road uses itself; `head` is a multiple of

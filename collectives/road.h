@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "core/deadline.h"
+#include "core/device_space.h"
 #include "core/file_system.h"
 #include "core/hash128.h"
 #include "core/memory_kind.h"
@@ -77,6 +78,12 @@ struct ByteRange {
   std::uint64_t size_bytes = 0;
 
   friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
+};
+
+// A range, and its place within DeviceSpace::memory.
+struct DeviceRange {
+  ByteRange range;
+  std::uint64_t to = 0;
 };
 
 // A receiver's report: its id, the version that it holds, its proof, and what it can read and wants
@@ -230,6 +237,16 @@ class ReceiveRoad {
   [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
       const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
       const Deadline& deadline) = 0;
+  // Whether a receiver with weights on a GPU should call fetch_to_device() for the blocks that it
+  // needs. Other roads bring them to the host.
+  [[nodiscard]] virtual bool fetches_to_device() const { return false; }
+  // Fetches ranges of a part into memory of a GPU; failures as in fetch_ranges(), and the content
+  // of `space` is then undefined. The ranges are not proven: the caller hashes the blocks where
+  // they lie (kernels/device_hash.h), and compares these hashes. The default fetches to the host, a
+  // limited number of bytes at a time, and copies.
+  [[nodiscard]] virtual Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const DeviceRange> ranges,
+                                               const DeviceSpace& space, const Deadline& deadline);
   // Whether several threads may call fetch_part() and fetch_ranges() at once. If not, one call with
   // many ranges keeps several requests in flight.
   [[nodiscard]] virtual bool fetches_at_once() const = 0;

@@ -99,10 +99,11 @@ struct RoadPlace {
 struct OpenRoad {
   std::function<Result<std::unique_ptr<SendRoad>>()> sender;
   std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
-  // Like RoadOpener::hear_end, for a road that receives the end over a connection; may be empty.
-  std::function<Result<std::optional<std::string>>()> hear_end;
-  std::function<Status(std::string_view text)> tell_end;  // like RoadOpener::tell_end; may be empty
-  std::function<Status()> withdraw_end;                   // likewise
+  // Like RoadOpener::fetch_end, for a road that receives the end over a connection; may be empty.
+  std::function<Result<std::optional<std::string>>()> fetch_end;
+  std::function<Status(std::string_view text)>
+      publish_end;                       // like RoadOpener::publish_end; may be empty
+  std::function<Status()> withdraw_end;  // likewise
   // The road that this process uses in place of the configured one; empty if it uses that. The
   // function may be empty.
   std::function<std::string()> fallback;
@@ -134,8 +135,8 @@ struct RoadOpener {
   // Withdraws, reports and reads the end of a run, for rollouts that mpirun did not start together
   // with the trainer.
   Status (*withdraw_end)(const RoadOptions& options) = nullptr;
-  Status (*tell_end)(const RoadOptions& options, std::string_view text) = nullptr;
-  Result<std::optional<std::string>> (*hear_end)(const RoadOptions& options) = nullptr;
+  Status (*publish_end)(const RoadOptions& options, std::string_view text) = nullptr;
+  Result<std::optional<std::string>> (*fetch_end)(const RoadOptions& options) = nullptr;
   // Reads the signs without writing or locking anything.
   Result<RoadSigns> (*signs)(const RoadOptions& options, const Deadline& deadline) = nullptr;
   // Returns a URL that opens the run, for the time `valid`, to rollouts without credentials.
@@ -168,26 +169,27 @@ template <auto kAccess>
 constexpr RoadKey poll_first() {
   return Rows::default_key<setting::Duration, kAccess>(
       "road.poll_first", setting::kDurationOrAuto,
-      "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma, peer and host_shm "
-      "1ms, on object_store 50ms");
+      "How long a rollout first waits before it looks for a version again; each further wait is "
+      "twice as long. auto: 5ms, on mpi_rma, peer and host_shm 1ms, on object_store 50ms");
 }
 template <auto kAccess>
 constexpr RoadKey poll_longest() {
   return Rows::default_key<setting::Duration, kAccess>(
       "road.poll_longest", setting::kDurationOrAuto,
-      "Its longest. auto: 1s, on mpi_rma, peer and host_shm 50ms, on object_store 2s");
+      "The longest of these waits. auto: 1s, on mpi_rma, peer and host_shm 50ms, on object_store "
+      "2s");
 }
 template <auto kAccess>
 constexpr RoadKey patience() {
   return Rows::default_key<setting::Duration, kAccess>(
       "road.patience", setting::kDurationOrAuto,
-      "How long a silent rollout counts as there. auto: 10min");
+      "How long a rollout that sends no reports still counts. auto: 10min");
 }
 template <auto kAccess>
 constexpr RoadKey ring_size() {
   return Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, kAccess>(
       "road.ring_size",
-      "mpi_rma, peer: memory for versions on each trainer rank; nccl: on each rollout's GPU, of "
+      "mpi_rma, peer: memory for versions on each trainer rank; nccl: on each rollout's GPU, for "
       "each trainer rank");
 }
 template <auto kAccess>

@@ -7,8 +7,8 @@
 namespace driftless {
 namespace {
 
-// The tensor's shape in units: in the last dimension several packed elements make one unit. Nothing
-// if a row of packed elements does not fill its last byte.
+// The tensor's shape in units: in the last dimension several packed elements make one unit. Returns
+// nothing if a row of packed elements does not fill its last byte.
 std::optional<std::vector<std::uint64_t>> shape_in_units(const TensorSpec& tensor) {
   std::vector<std::uint64_t> shape = tensor.shape;
   const unsigned bits = info(tensor.dtype).bits;
@@ -28,8 +28,9 @@ Status check_inside(const TensorSpec& tensor, const TensorBox& box) {
     if (box.sizes[d] > 0 && box.offsets[d] < length && box.sizes[d] <= length - box.offsets[d]) {
       continue;
     }
-    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': a block of ", box.sizes[d],
-                 " from ", box.offsets[d], " on in dimension ", d, ", which has ", length);
+    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': a block has ", box.sizes[d],
+                 " elements from offset ", box.offsets[d], " in dimension ", d,
+                 ", expected one or more inside its length ", length);
   }
   return {};
 }
@@ -110,7 +111,7 @@ Result<BlockPlace> place_of(const TensorSpec& tensor, const TensorBox& box) {
     if (place.dims == 0 && place.run == stride) {
       place.run *= sizes[d];
     } else if (sizes[d] > 1) {
-      // In ascending strides until all dimensions are known.
+      // place.dim has ascending strides in this loop; it is reversed at the end.
       BlockPlace::Dim* const outer = place.dims > 0 ? &place.dim[place.dims - 1] : nullptr;
       if (outer != nullptr && outer->size * outer->stride == stride) {
         outer->size *= sizes[d];
@@ -132,7 +133,7 @@ Result<TensorBlock> TensorBlock::make(std::uint32_t tensor, const TensorSpec& sp
   DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(spec, box));
   if (place.units == spec.units()) {
     return error(StatusCode::kCorrupt, "tensor '", spec.name, "': block ", box.to_string(),
-                 " is all of it, which is no block");
+                 " covers the whole tensor; expected a part of it");
   }
   return TensorBlock{tensor, std::move(box), place};
 }

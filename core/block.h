@@ -32,7 +32,7 @@ struct TensorBlock {
 
   // kCorrupt, naming the tensor and the dimension, if the box is not inside the tensor, is empty,
   // or cuts a byte of packed elements; kUnsupported if it is cut along more dimensions than
-  // BlockPlace has. A box that covers the whole tensor is refused, too: it is no block.
+  // BlockPlace has. A box that covers the whole tensor is kCorrupt, too: it needs no block.
   [[nodiscard]] static Result<TensorBlock> make(std::uint32_t tensor, const TensorSpec& spec,
                                                 TensorBox box);
 };

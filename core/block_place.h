@@ -6,10 +6,11 @@
 
 namespace driftless {
 
-// Where the units of a block lie in its tensor. Units are numbered inside the block in row-major
-// order; their order is the same in the tensor. A plain value; device code reads it as it is.
+// Maps the units of a block to their places in its tensor. Units are numbered inside the block in
+// row-major order, and have the same order in the tensor. A run is a sequence of units that adjoin
+// in both. A plain value; device code reads it as it is.
 struct BlockPlace {
-  static constexpr std::uint32_t kMaxDims = 6;  // after joining
+  static constexpr std::uint32_t kMaxDims = 6;  // after adjoining dimensions were joined
 
   struct Dim {
     std::uint64_t size = 1;

@@ -8,8 +8,8 @@
 namespace driftless {
 namespace {
 
-// A change of a class that has few units, or of which only a sample was counted, must stay
-// possible: p is kept between the least and the greatest hazard.
+// Changes must stay possible in a class with few units, and if only a sample of its units was
+// counted: the hazard of a class with changes is from 1 to kMaxCompactHazard.
 std::uint16_t hazard_of(std::uint64_t changes, std::uint64_t units) {
   if (changes == 0) return 0;
   const double p = static_cast<double>(changes) / static_cast<double>(std::max(units, changes));
@@ -17,7 +17,7 @@ std::uint16_t hazard_of(std::uint64_t changes, std::uint64_t units) {
   return static_cast<std::uint16_t>(std::clamp(std::round(hazard), 1.0, double{kMaxCompactHazard}));
 }
 
-// Shares of the scale, at least 1 for what was counted.
+// Divides kCompactStepScale among the symbols by their counts. Each counted symbol gets at least 1.
 std::array<std::uint16_t, kCompactStepSymbols> weights_of(
     const std::array<std::uint64_t, kCompactStepSymbols>& counts) {
   const std::uint64_t all =

@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kCompactByteTileUnits = 65536;
 [[nodiscard]] constexpr std::uint32_t compact_tile_units(unsigned unit_bytes) {
   return unit_bytes == 1 ? kCompactByteTileUnits : kCompactTileUnits;
 }
-inline constexpr std::size_t kCompactClasses = 256;  // at most, by the bits of an exponent
+inline constexpr std::size_t kCompactClasses = 256;  // the most: one for each 8-bit exponent
 inline constexpr std::uint32_t kMaxCompactHazard = 65535;
 // How far a value moved: symbols 0 to 60 are distances of magnitudes; the last symbol is a change
 // of sign.
@@ -57,7 +57,7 @@ struct CompactFields {
 
 // How the changes of a class are distributed over the symbols, as cumulative weights.
 struct CompactSteps {
-  std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // of symbol s: starts[s + 1] - [s]
+  std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // [s]: sum of the weights before s
   std::array<std::uint8_t, kCompactStepScale> symbols{};        // by place below the scale
 
   [[nodiscard]] constexpr unsigned weight(unsigned symbol) const {
@@ -71,7 +71,7 @@ struct CompactTable {
   CompactFields fields;
   // -log2(1 - p) of a change, in units of 6 / 65536; 0: no unit of the class changes.
   std::array<std::uint16_t, kCompactClasses> hazards{};
-  std::array<std::uint16_t, kCompactClasses> step_rows{};  // 0: always 1; r: steps[r - 1]
+  std::array<std::uint16_t, kCompactClasses> step_rows{};  // 0: only symbol 0; r: steps[r - 1]
   std::vector<CompactSteps> steps;
 
   // The classes that have a hazard lie in [first, end).

@@ -63,7 +63,7 @@ inline const char* system_ca_file() {
   return found;
 }
 
-// The options of every call: no other protocol, no redirections, and no signals, because threads
+// The options of every call: http and https only, no redirections, and no signals, because threads
 // would share them.
 inline void set_curl_common(CURL* easy, bool& ok) {
 #if LIBCURL_VERSION_NUM >= 0x075500

@@ -7,7 +7,7 @@ namespace driftless {
 
 Deadline Deadline::after(std::chrono::milliseconds wait) {
   const Clock::time_point now = Clock::now();
-  // A wait beyond what the clock can count is as long as one can be.
+  // A wait that the clock cannot represent becomes the longest one that it can.
   const auto most = std::chrono::duration_cast<std::chrono::milliseconds>(
       Clock::time_point::max() - now - std::chrono::hours(1));
   return {now, now + std::min(wait, most)};

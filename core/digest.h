@@ -7,11 +7,11 @@
 //
 //     block_key(tensor, b, L) * place_key(o, L) * word      (mod p)
 //
-// place_key() is a table of 1024 numbers below 2^56 and block_key() a mix of the tensor's name and
-// b below p, both fixed for ever. So a sweep costs a multiplication per word and lane and a mix per
-// 4096 bytes; digests of disjoint pieces add up in any order; and a changed unit changes the digest
-// by a term of its own. It guards against faults, not against attackers: two different contents
-// agree with a probability of about 2^-112 per pair.
+// place_key() is a table of 1024 numbers below 2^56. block_key() is a number below p, mixed from
+// the tensor's name and b. Both are fixed for ever. So a sweep costs a multiplication per word and
+// lane and a mix per 4096 bytes; digests of disjoint pieces add up in any order; and a changed unit
+// changes the digest by a term of its own. It guards against faults, not against attackers: two
+// different contents agree with a probability of about 2^-112 per pair.
 #pragma once
 
 #include <array>

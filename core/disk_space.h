@@ -17,7 +17,7 @@ struct DiskSpace {
 // Examines the file system that holds `path`, which must exist.
 [[nodiscard]] Result<DiskSpace> disk_space(const std::string& path);
 
-// Rounded down to whole GiB, MiB or KiB, at least ten of them: "12GiB", "9728MiB".
+// Rounded down, in the largest of GiB, MiB and KiB that gives at least ten: "12GiB", "9728MiB".
 [[nodiscard]] std::string about(std::uint64_t bytes);
 
 }  // namespace driftless

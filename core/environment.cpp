@@ -23,7 +23,7 @@ class SystemEnvironment final : public Environment {
     if (::getentropy(&drawn, sizeof(drawn)) != 0) std::abort();  // a kernel before Linux 3.17
     return drawn;
   }
-  void say(std::string_view line) override { process_log().warning(line); }
+  void log(std::string_view line) override { process_log().warning(line); }
 };
 
 // Null: the thread uses the system's environment.

@@ -35,7 +35,7 @@ class Environment {
   // 128 random bits.
   [[nodiscard]] virtual Hash128 random() = 0;
   // Writes one line for the operator. The system's environment writes to stderr.
-  virtual void say(std::string_view /*line*/) {}
+  virtual void log(std::string_view /*line*/) {}
 };
 
 // The environment of the calling thread.

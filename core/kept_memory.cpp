@@ -14,14 +14,14 @@ namespace {
 constexpr std::uint64_t kSmallPage = 4096;
 constexpr std::uint64_t kLargePage = std::uint64_t{2} << 20;
 constexpr std::size_t kMostPieces = 256;                      // that are kept
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60;  // what is more is damage
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60;  // a larger request is a damaged size
 
 constexpr std::uint64_t rounded_to(std::uint64_t bytes, std::uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Parts of one version after the other differ a little: a piece has room for an eighth more, which
-// costs nothing before it is touched.
+// The same part has a slightly different size in each version. A piece is therefore an eighth
+// larger than requested; pages that nobody touches cost nothing.
 std::uint64_t piece_bytes(std::uint64_t bytes) {
   if (bytes < KeptMemory::kLeastBytes)
     return rounded_to(std::max<std::uint64_t>(bytes, 1), kSmallPage);
@@ -38,10 +38,10 @@ std::byte* allocate_pages(std::uint64_t bytes) {
 
 }  // namespace
 
-// What is unused. Shared with the pieces in use, which come back to it.
+// The unused pieces. Pieces in use hold a reference to the store, and return to it.
 class KeptMemory::Store {
  public:
-  // put(), which destructors call, needs no memory.
+  // Reserves the list now: destructors call put(), which must not allocate.
   explicit Store(std::uint64_t most_bytes) : most_bytes_(most_bytes) {
     unused_.reserve(kMostPieces);
   }
@@ -54,10 +54,10 @@ class KeptMemory::Store {
   struct Piece {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
-    std::uint64_t put_at = 0;  // takes_, then
+    std::uint64_t put_at = 0;  // takes_ when it was put back
   };
 
-  // The smallest that is large enough, and not much too large.
+  // The smallest piece that is large enough, unless it is much too large.
   [[nodiscard]] Piece take(std::uint64_t bytes) {
     const std::scoped_lock lock(mutex_);
     ++takes_;
@@ -137,8 +137,9 @@ std::uint64_t KeptMemory::kept_bytes() const { return store_->kept_bytes(); }
 std::shared_ptr<std::byte> take_memory(KeptMemory* kept, std::uint64_t bytes) {
   if (kept != nullptr) return kept->take(bytes);
   std::byte* const data = bytes <= kMostBytes ? allocate_pages(piece_bytes(bytes)) : nullptr;
-  return data != nullptr ? std::shared_ptr<std::byte>(data, [](std::byte* own) { std::free(own); })
-                         : nullptr;
+  return data != nullptr
+             ? std::shared_ptr<std::byte>(data, [](std::byte* block) { std::free(block); })
+             : nullptr;
 }
 
 }  // namespace driftless

@@ -82,7 +82,7 @@ class Reader {
     if (has("TORCHELASTIC_RUN_ID")) return Launcher::kTorchrun;
     if (ray) return Launcher::kRay;
     const bool task = is_task_of_srun();
-    const bool pmix = task && has_own_pmi();
+    const bool pmix = task && has_pmi_of_step();
     if (has("OMPI_COMM_WORLD_RANK") && !pmix) return Launcher::kMpirun;
     if (task) return Launcher::kSrun;
     if (has("PMIX_RANK") || has("PMI_RANK") || has("MPI_LOCALRANKID")) return Launcher::kMpirun;
@@ -95,7 +95,7 @@ class Reader {
     return has("SLURM_PROCID") && step && *step < kFirstSpecialStep;
   }
   // Whether this step of srun has PMI. Variables that an outer launcher left name another step.
-  [[nodiscard]] bool has_own_pmi() const {
+  [[nodiscard]] bool has_pmi_of_step() const {
     const std::string step = concat(text("SLURM_JOB_ID"), ".", text("SLURM_STEP_ID"));
     return (has("PMIX_RANK") && text("PMIX_NAMESPACE") == "slurm.pmix." + step) ||
            (has("PMI_RANK") && text("PMI_JOBID") == step);
@@ -128,7 +128,7 @@ class Reader {
   }
 
   void of_srun(Launch& launch) {
-    launch.mpi = has_own_pmi();
+    launch.mpi = has_pmi_of_step();
     launch.rank = number_or("SLURM_PROCID", 0);
     launch.world = all_ = number_or("SLURM_STEP_NUM_TASKS", number_or("SLURM_NTASKS", 1));
     launch.local_rank = number_or("SLURM_LOCALID", 0);
@@ -146,9 +146,9 @@ class Reader {
     launch.local_rank = number_or("LOCAL_RANK", 0);
   }
 
-  // A task may start several processes and give them ranks: then there are more ranks than tasks,
-  // and MPI does not know them. An engine in a task may have a smaller world of its own, which does
-  // not describe the job.
+  // If a task starts several processes and gives each a rank, WORLD_SIZE exceeds the number of
+  // tasks. MPI does not know these ranks, so RANK counts. An engine in a task may set a smaller
+  // WORLD_SIZE for its own processes; that one does not describe the job.
   void compare_variables(Launch& launch) {
     if (launch.launcher != Launcher::kMpirun && launch.launcher != Launcher::kSrun) return;
     const std::optional<unsigned> rank = number("RANK");

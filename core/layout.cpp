@@ -68,7 +68,7 @@ Result<WeightLayout> WeightLayout::make(std::vector<TensorSpec> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorSpec& tensor = tensors[i];
     if (i > 0 && tensors[i - 1].name == tensor.name) {
-      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "' is there twice");
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "' appears twice");
     }
     canonical += tensor.name;
     canonical += '\0';
@@ -114,11 +114,11 @@ Status WeightLayout::check_has(const WeightLayout& other, std::string_view ours,
       return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is in ", theirs,
                    " but not in ", ours);
     }
-    const TensorSpec& own = tensors_[*index];
-    if (own.dtype != tensor.dtype || own.shape != tensor.shape) {
-      return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ", info(own.dtype).name,
-                   " ", own.shape_string(), " in ", ours, " but ", info(tensor.dtype).name, " ",
-                   tensor.shape_string(), " in ", theirs);
+    const TensorSpec& spec = tensors_[*index];
+    if (spec.dtype != tensor.dtype || spec.shape != tensor.shape) {
+      return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
+                   info(spec.dtype).name, " ", spec.shape_string(), " in ", ours, " but ",
+                   info(tensor.dtype).name, " ", tensor.shape_string(), " in ", theirs);
     }
   }
   return {};

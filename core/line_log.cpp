@@ -16,7 +16,7 @@ namespace {
 constexpr char32_t kNoCharacter = 0xFFFFFFFF;
 
 struct Character {
-  char32_t code = kNoCharacter;  // of bytes that are not UTF-8, one by one
+  char32_t code = kNoCharacter;  // kNoCharacter: the first byte is not UTF-8
   std::size_t bytes = 1;
 };
 
@@ -31,7 +31,7 @@ Character first_character(std::string_view text) {
     if ((byte(at) & 0xC0U) != 0x80) return {};
     code = (code << 6U) | (byte(at) & 0x3FU);
   }
-  constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};  // what fewer bytes hold is no UTF-8
+  constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};  // smaller codes must use fewer bytes
   if (code < kLeast[bytes - 2] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {};
   return {code, bytes};
 }

@@ -54,7 +54,8 @@ class LineLog {
   std::vector<Recent> recent_;  // oldest first
 };
 
-// The log of this process. Environment::say() writes its warnings. Any thread.
+// The log of this process. Environment::log() of the system's environment writes its warnings. Any
+// thread.
 class ProcessLog {
  public:
   // Warnings go to stderr, progress goes to stdout.

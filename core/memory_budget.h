@@ -13,12 +13,11 @@ class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t cap_bytes) : cap_bytes_(cap_bytes) {}
 
-  // The bytes are taken as long as it lives.
+  // Holds bytes of the budget until it is destroyed.
   class Hold {
    public:
-    // Waits until the bytes fit. A request above the cap waits until nothing else is held, and then
-    // goes alone. A thread that holds bytes must not wait for the same budget again: it would wait
-    // for itself.
+    // Waits until the bytes fit. A request above the cap waits until nothing else is held. A thread
+    // that holds bytes must not make a second Hold of the same budget: it could wait for itself.
     Hold(MemoryBudget& budget, std::uint64_t bytes) : budget_(budget), bytes_(bytes) {
       std::unique_lock lock(budget_.mutex_);
       budget_.changed_.wait(lock, [&] {

@@ -15,7 +15,7 @@ Result<bool> make_last_directory(FileSystem& fs, const std::string& path) {
   const Status there = fs.info(parent).status();
   if (there.code() == StatusCode::kNotFound) {
     return error(StatusCode::kNotFound, path, ": neither this directory nor ", parent,
-                 " is there: mistyped, or not mounted? Only the last directory of a path is made");
+                 " exists: mistyped, or not mounted? Only the last directory of a path is made");
   }
   DRIFTLESS_RETURN_IF_ERROR(there);
   const Status made = fs.make_directory(plain);

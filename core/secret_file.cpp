@@ -29,7 +29,7 @@ Status check_secret_file(int file, const std::string& path) {
     std::array<char, 8> mode{};
     std::snprintf(mode.data(), mode.size(), "%03o", static_cast<unsigned>(info.st_mode & 0777U));
     return error(StatusCode::kInvalidArgument, "secret file ", path, ": has mode ", mode.data(),
-                 ", so its group or others can get at it; expected 600: chmod 600 ", path,
+                 ", so its group or others can access it; expected 600: chmod 600 ", path,
                  ", and make a new secret if others may have read it");
   }
   return {};

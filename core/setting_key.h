@@ -170,8 +170,8 @@ struct Named {
   static std::string text(const auto& value) { return std::string(to_string(value)); }
 };
 
-// Makes rows. Each maker takes `kAccess`, lambdas from (settings, item) to the fields, so that a
-// field is named once for reading and for printing. All of them are set; the first is printed.
+// Makes rows. Each maker takes lambdas from (settings, item) to fields, so that a field is named
+// once for reading and for printing. A value is stored in all of them; text() prints the first.
 template <typename Settings>
 struct Rows {
   using Row = SettingKey<Settings>;
@@ -204,8 +204,8 @@ struct Rows {
     return key<Kind, kAccess...>(name, Kind::kExpected, help);
   }
 
-  // May be "auto" instead: `kFlag` is the field that says so. What it then stands for is printed,
-  // or, with `kOpen`, "auto".
+  // The value may be "auto", which sets the field `kFlag`. text() then prints the value that "auto"
+  // stands for; with `kOpen` it prints "auto".
   template <typename Kind, auto kFlag, auto kAccess, bool kOpen = false>
   static constexpr Row auto_key(std::string_view name, std::string_view expected,
                                 std::string_view help) {
@@ -225,7 +225,7 @@ struct Rows {
             }};
   }
 
-  // The same, and "auto" is printed if `kLater` says that the run chooses.
+  // The same, but text() prints "auto" if kLater() is true: the value is chosen during the run.
   template <typename Kind, auto kFlag, auto kAccess, auto kLater>
   static constexpr Row chosen_key(std::string_view name, std::string_view expected,
                                   std::string_view help) {
@@ -236,7 +236,7 @@ struct Rows {
     return row;
   }
 
-  // "auto" leaves the default, which is the component's own.
+  // "auto" keeps the component's own default.
   template <typename Kind, auto kAccess>
   static constexpr Row default_key(std::string_view name, std::string_view expected,
                                    std::string_view help) {

@@ -117,7 +117,7 @@ template <typename... Parts>
 #define DRIFTLESS_CONCAT_INNER(a, b) a##b
 #define DRIFTLESS_CONCAT(a, b) DRIFTLESS_CONCAT_INNER(a, b)
 
-// __COUNTER__ and not __LINE__: one may stand in a lambda that is an argument of the other.
+// __COUNTER__, not __LINE__: a lambda in the argument may use the macro, too, on the same line.
 #define DRIFTLESS_RETURN_IF_ERROR(expr) \
   DRIFTLESS_RETURN_IF_ERROR_IMPL(DRIFTLESS_CONCAT(driftless_status_, __COUNTER__), expr)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Milliseconds and moments, for reports only: nothing is decided by them.
+// Durations and times for reports. No decision may depend on them.
 #pragma once
 
 #include <chrono>

@@ -19,8 +19,8 @@ struct VersionId {
 };
 
 inline constexpr std::uint64_t kMaxVersion = (std::uint64_t{1} << 62) - 1;
-// In replies of an engine's ranks: parts of two versions, or weights that the rank can prove, and
-// failed to.
+// The version that an engine's rank reports if it holds parts of two versions, or if the proof of
+// its weights failed.
 inline constexpr std::int64_t kTornVersion = -1;
 
 // The number as it stands in file names and in other tools' state: "000007".

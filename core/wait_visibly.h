@@ -10,7 +10,7 @@
 
 namespace driftless {
 
-// Waits until `there`, and looks each second. False: the deadline is over.
+// Waits until there() returns true, and checks it every second. False: the deadline is over.
 template <typename There, typename Whom>
 [[nodiscard]] bool wait_visibly(Waiting& waiting, std::condition_variable& changed,
                                 std::unique_lock<std::mutex>& lock, const Deadline& deadline,

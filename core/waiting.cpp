@@ -16,9 +16,9 @@ bool Waiting::due() {
   return true;
 }
 
-void Waiting::say(const std::string& whom) const {
+void Waiting::log(const std::string& whom) const {
   const auto waited = std::chrono::round<std::chrono::seconds>(looked_ - since_);
-  environment().say(concat("still waiting after ", waited.count(), " s: ", whom));
+  environment().log(concat("still waiting after ", waited.count(), " s: ", whom));
 }
 
 }  // namespace driftless

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting: makes a wait for other processes visible. It prints whom the process waits for after 5
-// seconds, and every 30 seconds from then on, by Environment::say().
+// seconds, and every 30 seconds from then on, through Environment::log().
 //
 //   Waiting waiting;
 //   const auto whom = [&] { return "nothing from ranks 2, 3; rank 1 has answered"; };
@@ -9,8 +9,8 @@
 //   } while (waiting.sleep(backoff, deadline, whom));
 //   return deadline.check(whom());
 //
-// If the calls of one object are far apart, the wait starts anew: between them nobody waited. One
-// thread at a time.
+// A long time between two calls on one object starts a new wait, because the process did not wait
+// in that time. One thread at a time.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ class Waiting {
   // `whom` is called only if a line is due.
   template <typename Whom>
   void look(const Whom& whom) {
-    if (due()) say(whom());
+    if (due()) log(whom());
   }
   // Prints a line if one is due, then sleeps. False: the deadline is over.
   template <typename Whom>
@@ -39,7 +39,7 @@ class Waiting {
 
  private:
   [[nodiscard]] bool due();
-  void say(const std::string& whom) const;
+  void log(const std::string& whom) const;
 
   Environment::TimePoint since_ = environment().now();
   Environment::TimePoint looked_ = since_;

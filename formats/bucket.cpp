@@ -315,7 +315,7 @@ class SeenBlocks {
   Status add(const BucketEntry& entry) {
     const TensorSpec& tensor = layout_[entry.tensor];
     if (whole_[entry.tensor] || (entry.block == nullptr && cut_.contains(entry.tensor))) {
-      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "' is there twice in one bucket");
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "' appears twice in one bucket");
     }
     whole_[entry.tensor] = entry.block == nullptr;
     if (entry.block == nullptr) return {};

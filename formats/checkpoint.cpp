@@ -58,14 +58,15 @@ Status check_shard(const SafetensorsFile& shard, const std::string& file, const 
     }
     if (at->second != file) {
       return error(StatusCode::kCorrupt, shard.file().path(), ": tensor ", shown(entry.spec.name),
-                   " is in it, but ", kCheckpointIndexName, " has it in ", shown(at->second));
+                   " is in this file, but ", kCheckpointIndexName, " assigns it to ",
+                   shown(at->second));
     }
   }
   if (shard.header().tensors.size() == expected_tensors) return {};
   for (const auto& [tensor, home] : index) {
     if (home == file && shard.find(tensor) == nullptr) {
       return error(StatusCode::kCorrupt, shard.file().path(), ": tensor ", shown(tensor),
-                   " is not in it, but ", kCheckpointIndexName, " has it there");
+                   " is not in this file, but ", kCheckpointIndexName, " assigns it to the file");
     }
   }
   return error(StatusCode::kInternal, shard.file().path(), ": counted ", expected_tensors,
@@ -144,7 +145,7 @@ Result<CheckpointFile> open_checkpoint_file(FileSystem& fs, const std::string& d
     DRIFTLESS_ASSIGN_OR_RETURN(real, follow_link(fs, directory, name));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(file.content, fs.map(real));
-  // If the file was replaced by a link meanwhile, that link was followed, wherever it leads.
+  // If a link replaced the file after the check, map() followed that link to an unchecked target.
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, fs.info(real));
   const bool same = !file.linked || file.content.identity() == now.identity;
   if (now.kind == FileKind::kFile && same) return file;
@@ -269,9 +270,9 @@ Status Checkpoint::keep_only(const WeightLayout& kept) {
   std::vector<TensorLocation> locations;
   std::vector<bool> taken(layout_.size());
   for (const TensorSpec& spec : kept.tensors()) {
-    const std::uint32_t own = *layout_.find(spec.name);
-    taken[own] = true;
-    locations.push_back(locations_[own]);
+    const std::uint32_t number = *layout_.find(spec.name);
+    taken[number] = true;
+    locations.push_back(locations_[number]);
   }
   for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
     if (!taken[tensor]) others_.push_back({layout_[tensor], locations_[tensor]});

@@ -220,7 +220,8 @@ Result<std::uint64_t> write_flush_file(std::unique_ptr<File> file, const WeightL
 }
 
 Result<FlushFile> FlushFile::open(FileSystem& spool_fs, MappedFile file, const WeightLayout& layout,
-                                  std::uint64_t version, const std::string& spool_directory) {
+                                  std::uint64_t version, const std::string& spool_directory,
+                                  unsigned threads) {
   FlushFile result;
   result.path_ = file.path();
   result.file_ = std::move(file);
@@ -228,11 +229,11 @@ Result<FlushFile> FlushFile::open(FileSystem& spool_fs, MappedFile file, const W
     DRIFTLESS_ASSIGN_OR_RETURN(result.file_,
                                spool(spool_fs, result.file_, layout, spool_directory));
   }
-  DRIFTLESS_RETURN_IF_ERROR(result.read(layout, version));
+  DRIFTLESS_RETURN_IF_ERROR(result.read(layout, version, threads));
   return result;
 }
 
-Status FlushFile::read(const WeightLayout& layout, std::uint64_t version) {
+Status FlushFile::read(const WeightLayout& layout, std::uint64_t version, unsigned threads) {
   const std::span<const std::byte> bytes = file_.bytes();
   DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsHeader header,
                              parse_safetensors_header(bytes, bytes.size(), path_));
@@ -253,7 +254,7 @@ Status FlushFile::read(const WeightLayout& layout, std::uint64_t version) {
     DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context(path_));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view stated, required(metadata_, "checksum", path_));
-  if (const std::string found = flush_checksum(stored()); found != stated) {
+  if (const std::string found = flush_checksum(stored(), threads); found != stated) {
     return error(StatusCode::kCorrupt, path_, ": checksum ", found, ", the file states ",
                  shown(stated));
   }
@@ -293,7 +294,7 @@ Status FlushFile::read_params(const WeightLayout& layout) {
     DRIFTLESS_ASSIGN_OR_RETURN(const BucketEntry entry, read_param(layout, param, path_));
     const TensorSpec& tensor = layout[entry.tensor];
     if (seen[entry.tensor]) {
-      return error(StatusCode::kCorrupt, what, ": '", tensor.name, "' is there twice");
+      return error(StatusCode::kCorrupt, what, ": '", tensor.name, "' appears twice");
     }
     seen[entry.tensor] = true;
     const DType expected = info(tensor.dtype).bits < 8 ? DType::kU8 : tensor.dtype;
@@ -337,28 +338,31 @@ Status FlushFile::take_apart(const WeightLayout& layout) {
         entry.position_end > positions_.size() || entry.value_end > values_.size() / 4) {
       return error(StatusCode::kCorrupt, what, ": positions from byte ", entry.position_begin,
                    " to ", entry.position_end, " and values from ", entry.value_begin, " to ",
-                   entry.value_end, ", after ", position_end, " and ", value_end);
+                   entry.value_end, ", expected them to begin at ", position_end, " and ",
+                   value_end, " and to end inside the streams");
     }
     position_end = entry.position_end;
     value_end = entry.value_end;
-    auto own = std::ranges::find(apart_, tensor.dtype, &OwnBucket::dtype);
-    if (own == apart_.end()) own = apart_.insert(apart_.end(), OwnBucket{.dtype = tensor.dtype});
+    auto bucket = std::ranges::find(apart_, tensor.dtype, &DtypeBucket::dtype);
+    if (bucket == apart_.end()) {
+      bucket = apart_.insert(apart_.end(), DtypeBucket{.dtype = tensor.dtype});
+    }
     const auto positions =
         positions_.subspan(entry.position_begin, entry.position_end - entry.position_begin);
     const auto values =
         values_.subspan(4 * entry.value_begin, 4 * (entry.value_end - entry.value_begin));
     const unsigned width = unit_bytes(tensor.dtype);
-    entry.position_begin = own->positions.size();
-    entry.value_begin = own->values.size() / width;
-    own->positions.insert(own->positions.end(), positions.begin(), positions.end());
+    entry.position_begin = bucket->positions.size();
+    entry.value_begin = bucket->values.size() / width;
+    bucket->positions.insert(bucket->positions.end(), positions.begin(), positions.end());
     if (width == 4) {
-      own->values.insert(own->values.end(), values.begin(), values.end());
+      bucket->values.insert(bucket->values.end(), values.begin(), values.end());
     } else {
-      DRIFTLESS_RETURN_IF_ERROR(narrow(values, own->values).with_context(what));
+      DRIFTLESS_RETURN_IF_ERROR(narrow(values, bucket->values).with_context(what));
     }
-    entry.position_end = own->positions.size();
-    entry.value_end = own->values.size() / width;
-    own->entries.push_back(entry);
+    entry.position_end = bucket->positions.size();
+    entry.value_end = bucket->values.size() / width;
+    bucket->entries.push_back(entry);
   }
   if (position_end == positions_.size() && value_end == values_.size() / 4) return {};
   return error(StatusCode::kCorrupt, path_, ": the parameters use ", position_end,
@@ -374,8 +378,9 @@ BucketView FlushFile::stored() const {
 std::vector<BucketView> FlushFile::buckets() const {
   if (apart_.empty()) return {stored()};
   std::vector<BucketView> views;
-  for (const OwnBucket& own : apart_) {
-    views.push_back({stored().coding, own.dtype, own.entries, own.positions, own.values});
+  for (const DtypeBucket& bucket : apart_) {
+    views.push_back(
+        {stored().coding, bucket.dtype, bucket.entries, bucket.positions, bucket.values});
   }
   return views;
 }

@@ -39,11 +39,12 @@ inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
     Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
 
 // The format's own checksum, decimal: P ^ (V << 1), of 65 bits. P is the XOR of all bytes of the
-// positions. V is the XOR of all values, widened: floating point exactly to float64, taken as bits;
-// integers, bool and the bytes of packed types to 64 bits. A widened NaN keeps its sign and
-// payload, with the mantissa shifted up to float64's, and becomes quiet; the only NaN of a type
-// without payloads (F8_E8M0, the FNUZ types) becomes 0x7ff8000020000000. C64 counts as two F32.
-[[nodiscard]] std::string flush_checksum(const BucketView& bucket);
+// positions. V is the XOR of all values, each widened to 64 bits first: a floating-point value to
+// the bits of the equal float64; integers, bool and the bytes of packed types by their value. A NaN
+// keeps its sign and payload (shifted up to float64's mantissa) and becomes quiet; the only NaN of
+// a type without payloads (F8_E8M0, the FNUZ types) becomes 0x7ff8000020000000. C64 counts as two
+// F32. `threads` threads share large streams.
+[[nodiscard]] std::string flush_checksum(const BucketView& bucket, unsigned threads = 1);
 
 // Reads a flush file with every check: safetensors rules; names, dtypes and shapes against the
 // layout (kWrongLayout); ranges; the checksum; and that current_version is `version`. Files of
@@ -55,10 +56,11 @@ class FlushFile {
  public:
   // Opens content that is already mapped; its path() names it. A compressed file is inflated into
   // an unlinked file in `spool_directory`, so that memory stays bounded for any size. The layout
-  // may be destroyed after the call.
+  // may be destroyed after the call. `threads` share the checksum.
   [[nodiscard]] static Result<FlushFile> open(FileSystem& spool_fs, MappedFile file,
                                               const WeightLayout& layout, std::uint64_t version,
-                                              const std::string& spool_directory);
+                                              const std::string& spool_directory,
+                                              unsigned threads = 1);
 
   [[nodiscard]] Encoding encoding() const { return encoding_; }
   // One bucket for each dtype of its parameters.
@@ -66,14 +68,14 @@ class FlushFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  [[nodiscard]] Status read(const WeightLayout& layout, std::uint64_t version);
+  [[nodiscard]] Status read(const WeightLayout& layout, std::uint64_t version, unsigned threads);
   [[nodiscard]] Status read_streams(const SafetensorsHeader& header);
   [[nodiscard]] Status read_params(const WeightLayout& layout);
   [[nodiscard]] Status take_apart(const WeightLayout& layout);
   [[nodiscard]] BucketView stored() const;
 
   // One dtype's part of a file that mixes dtypes.
-  struct OwnBucket {
+  struct DtypeBucket {
     DType dtype = DType::kU8;
     std::vector<BucketEntry> entries = {};
     std::vector<std::byte> positions = {}, values = {};
@@ -84,7 +86,7 @@ class FlushFile {
   DType dtype_ = DType::kU8;         // of the parameters
   DType stored_dtype_ = DType::kU8;  // of `__values__`
   std::vector<BucketEntry> entries_;
-  std::vector<OwnBucket> apart_;  // empty: the file has one dtype
+  std::vector<DtypeBucket> apart_;  // empty: the file has one dtype
   std::span<const std::byte> positions_, values_;
   std::map<std::string, std::string> metadata_;
 };

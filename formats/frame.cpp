@@ -231,12 +231,12 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
 }
 
 Status Frame::read_streams(std::span<const std::byte> frame) {
-  const FrameInfo& own = head_.info;
+  const FrameInfo& stream_info = head_.info;
   const FramePlaces& places = head_.places;
   DRIFTLESS_RETURN_IF_ERROR(check_all_padding(head_, frame));
-  if (is_compressed(own.context.encoding)) return inflate(frame);
-  positions_ = frame.subspan(places.positions, own.positions_bytes);
-  values_ = frame.subspan(places.values, own.values_bytes);
+  if (is_compressed(stream_info.context.encoding)) return inflate(frame);
+  positions_ = frame.subspan(places.positions, stream_info.positions_bytes);
+  values_ = frame.subspan(places.values, stream_info.values_bytes);
   return {};
 }
 
@@ -276,23 +276,31 @@ Status Frame::inflate(std::span<const std::byte> frame) {
 }
 
 Status Frame::check_widths(const WeightLayout& layout) const {
-  const BucketView own = bucket();
-  for (const BucketEntry& entry : own.entries) {
-    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, own, entry));
+  const BucketView decoded = bucket();
+  for (const BucketEntry& entry : decoded.entries) {
+    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, decoded, entry));
   }
   return {};
 }
+
+namespace {
+
+// Ok if a frame can be used in memory that this process does not read.
+Status check_usable_there(const FrameInfo& frame) {
+  const Encoding encoding = frame.context.encoding;
+  if (!is_compressed(encoding) && !is_compact(encoding)) return {};
+  return error(StatusCode::kUnsupported, "a frame of ", info(encoding).name,
+               " cannot be used in device memory: its streams are coded; use indices or deltas");
+}
+
+}  // namespace
 
 Result<Frame> Frame::decode_head(std::span<const std::byte> head, std::span<const std::byte> frame,
                                  const WeightLayout& layout, std::uint64_t max_body_bytes) {
   Frame result;
   DRIFTLESS_ASSIGN_OR_RETURN(result.head_, decode_frame_head(head, layout));
   const FrameInfo& info = result.head_.info;
-  if (is_compressed(info.context.encoding) || is_compact(info.context.encoding)) {
-    return error(StatusCode::kUnsupported, "a frame of ",
-                 driftless::info(info.context.encoding).name,
-                 " is not used where it lies: its streams are compressed; use indices or deltas");
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_usable_there(info));
   DRIFTLESS_RETURN_IF_ERROR(check_body(info, max_body_bytes));
   if (frame.size() != info.frame_bytes) {
     return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
@@ -300,6 +308,7 @@ Result<Frame> Frame::decode_head(std::span<const std::byte> head, std::span<cons
   }
   result.positions_ = frame.subspan(result.head_.places.positions, info.positions_bytes);
   result.values_ = frame.subspan(result.head_.places.values, info.values_bytes);
+  result.memory_ = MemoryKind::kDevice;
   return result;
 }
 
@@ -311,11 +320,11 @@ BucketView Frame::bucket() const {
 Result<FrameReader> FrameReader::open(std::span<const std::byte> frame, const WeightLayout& layout,
                                       std::uint64_t max_body_bytes, KeptMemory* memory) {
   FrameReader reader;
-  Frame& own = reader.frame_;
-  DRIFTLESS_ASSIGN_OR_RETURN(own.head_, open_frame(frame, layout, max_body_bytes));
-  const FrameInfo& info = own.head_.info;
+  Frame& opened = reader.frame_;
+  DRIFTLESS_ASSIGN_OR_RETURN(opened.head_, open_frame(frame, layout, max_body_bytes));
+  const FrameInfo& info = opened.head_.info;
   if (is_compressed(info.context.encoding)) {
-    DRIFTLESS_RETURN_IF_ERROR(own.allocate(info.positions_bytes, info.values_bytes, memory));
+    DRIFTLESS_RETURN_IF_ERROR(opened.allocate(info.positions_bytes, info.values_bytes, memory));
   }
   reader.bytes_ = frame;
   reader.hashes_.resize(reader.streams());
@@ -323,8 +332,8 @@ Result<FrameReader> FrameReader::open(std::span<const std::byte> frame, const We
 }
 
 Status FrameReader::read(std::size_t stream, ZstdUnpacker& zstd) {
-  const FrameStream& own = stream_of(stream);
-  const auto stored = bytes_.subspan(own.offset, own.size_bytes);
+  const FrameStream& source = stream_of(stream);
+  const auto stored = bytes_.subspan(source.offset, source.size_bytes);
   hashes_[stream] = xxh3_128(stored);
   if (!is_compressed(frame_.head_.info.context.encoding)) return {};
   const BucketEntry& entry = frame_.head_.entries[stream / 2];
@@ -336,7 +345,7 @@ Status FrameReader::read(std::size_t stream, ZstdUnpacker& zstd) {
   const std::uint64_t size =
       values ? entry.count() * unit : entry.position_end - entry.position_begin;
   const std::span<std::byte> to(frame_.inflated_.get() + at, size);
-  if (own.zstd) return zstd.read(stored, to);
+  if (source.zstd) return zstd.read(stored, to);
   std::copy(stored.begin(), stored.end(), to.begin());
   return {};
 }
@@ -362,6 +371,40 @@ Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
                                             const WeightLayout& layout,
                                             std::uint64_t max_body_bytes, const Needed& needed,
                                             KeptMemory* memory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameCollector collector, plan(head, layout, max_body_bytes, needed));
+  DRIFTLESS_RETURN_IF_ERROR(
+      collector.frame_.allocate(collector.positions_bytes_, collector.values_bytes_, memory));
+  return collector;
+}
+
+Result<FrameCollector> FrameCollector::open_on_device(std::span<const std::byte> head,
+                                                      const WeightLayout& layout,
+                                                      std::uint64_t max_body_bytes,
+                                                      const Needed& needed) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameCollector collector, plan(head, layout, max_body_bytes, needed));
+  DRIFTLESS_RETURN_IF_ERROR(check_usable_there(collector.frame_.head_.info));
+  collector.frame_.memory_ = MemoryKind::kDevice;
+  return collector;
+}
+
+std::uint64_t FrameCollector::device_bytes() const {
+  return frame_aligned(positions_bytes_) + values_bytes_;
+}
+
+void FrameCollector::place(std::shared_ptr<std::byte> memory_dev) {
+  frame_.inflated_ = std::move(memory_dev);
+  frame_.positions_ = {frame_.inflated_.get(), positions_bytes_};
+  frame_.values_ = {frame_.inflated_.get() + frame_aligned(positions_bytes_), values_bytes_};
+}
+
+void FrameCollector::prove(std::size_t range, const Hash128& hash) {
+  const Stream& stream = streams_[range];
+  hashes_[2 * stream.entry + (stream.values ? 1 : 0)] = hash;
+}
+
+Result<FrameCollector> FrameCollector::plan(std::span<const std::byte> head,
+                                            const WeightLayout& layout,
+                                            std::uint64_t max_body_bytes, const Needed& needed) {
   DRIFTLESS_ASSIGN_OR_RETURN(FrameHead read, decode_frame_head(head, layout));
   DRIFTLESS_RETURN_IF_ERROR(check_body(read.info, max_body_bytes));
   FrameCollector collector;
@@ -384,7 +427,8 @@ Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
     frame.head_.entries.push_back(entry);
     frame.head_.blocks.push_back(read.blocks[i]);
   }
-  DRIFTLESS_RETURN_IF_ERROR(frame.allocate(positions, units * unit, memory));
+  collector.positions_bytes_ = positions;
+  collector.values_bytes_ = units * unit;
   const std::uint64_t values_at = frame_aligned(positions);
   const auto want = [&](bool values) {
     for (std::size_t i = 0; i < frame.head_.entries.size(); ++i) {
@@ -434,6 +478,7 @@ Result<Frame> FrameCollector::finish(const WeightLayout& layout) {
     const Hash128& expected = frame_.head_.blocks[i].hash;
     if (found != expected) return wrong_hash(layout, frame_.head_.entries[i], found, expected);
   }
+  if (frame_.memory_ == MemoryKind::kDevice) return std::move(frame_);
   DRIFTLESS_RETURN_IF_ERROR(frame_.check_widths(layout));
   return std::move(frame_);
 }

@@ -24,6 +24,7 @@
 
 #include "core/kept_memory.h"
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "core/version.h"
 #include "formats/bucket.h"
@@ -182,6 +183,9 @@ class Frame {
                                                  std::uint64_t max_body_bytes);
 
   [[nodiscard]] const FrameInfo& info() const { return head_.info; }
+  // Where bucket() and runs() lie. kDevice: after decode_head() or
+  // FrameCollector::open_on_device().
+  [[nodiscard]] MemoryKind memory() const { return memory_; }
   // A full frame has runs(), one of `compact` has compact_blocks(), any other a bucket(). The other
   // two are empty.
   [[nodiscard]] bool dense() const { return info().context.encoding == Encoding::kFull; }
@@ -216,6 +220,7 @@ class Frame {
   std::shared_ptr<std::byte> inflated_;
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
+  MemoryKind memory_ = MemoryKind::kHost;
 };
 
 // Frame::decode() by several threads: open a frame, read each of its streams, then finish. Makes
@@ -271,6 +276,22 @@ class FrameCollector {
                                                    std::uint64_t max_body_bytes,
                                                    const Needed& needed,
                                                    KeptMemory* memory = nullptr);
+  // The same for blocks that are fetched into memory of a GPU, which this process cannot read. The
+  // caller gives such memory (place()), fetches each range to its place there, hashes it there, and
+  // gives the hash (prove()) instead of calling take(). Does not check positions; whoever uses the
+  // frame does that on the device. kUnsupported for a compressed frame, as Frame::decode_head().
+  [[nodiscard]] static Result<FrameCollector> open_on_device(std::span<const std::byte> head,
+                                                             const WeightLayout& layout,
+                                                             std::uint64_t max_body_bytes,
+                                                             const Needed& needed);
+  // Size of that memory, which must be aligned to 8 bytes.
+  [[nodiscard]] std::uint64_t device_bytes() const;
+  void place(std::shared_ptr<std::byte> memory_dev);
+  // Where a range belongs, from the beginning of that memory.
+  [[nodiscard]] std::uint64_t place_of(std::size_t range) const { return streams_[range].at; }
+  // The xxh3-128 of the range as it lies there.
+  void prove(std::size_t range, const Hash128& hash);
+
   // Whether every block is needed; the caller may then fetch the whole frame instead.
   [[nodiscard]] bool all() const { return frame_.others_.empty(); }
   // The ranges to fetch: the stored streams of the needed blocks, ascending.
@@ -288,7 +309,13 @@ class FrameCollector {
     bool zstd = false;
     std::uint64_t at = 0, content_bytes = 0;  // in the frame's own memory
   };
+  // Everything but the memory.
+  [[nodiscard]] static Result<FrameCollector> plan(std::span<const std::byte> head,
+                                                   const WeightLayout& layout,
+                                                   std::uint64_t max_body_bytes,
+                                                   const Needed& needed);
   Frame frame_;
+  std::uint64_t positions_bytes_ = 0, values_bytes_ = 0;
   std::vector<FrameRange> ranges_;
   std::vector<Stream> streams_;  // one for each range
   std::vector<Hash128> hashes_;  // two for each entry

@@ -10,7 +10,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint8_t kPlain = 0, kZstd = 1;  // how a stream is stored
-// Flags. kByteTiles marks units of one byte: older releases had tiles of 16384 of these.
+// Flags. kByteTiles: one-byte units are in tiles of 65536; older releases had tiles of 16384.
 constexpr std::uint8_t kNeedsOldValues = 1, kByteTiles = 2;
 
 constexpr std::uint8_t flags_of(const FrameInfo& info) {
@@ -147,7 +147,7 @@ class TableReader {
         row.flags != flags_of(info_) || (full ? row.position_bytes != 0 : row.first_unit != 0)) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, ": encoding ", +row.encoding,
                    ", dtype ", +row.dtype, ", flags ", +row.flags, ", width ", +row.position_bytes,
-                   ", first unit ", row.first_unit, ", which is not as the header says");
+                   ", first unit ", row.first_unit, ", which does not match the header");
     }
     if (row.tensor >= layout_.size()) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, " of a layout of ", layout_.size());
@@ -185,7 +185,8 @@ class TableReader {
     for (const BucketEntry& entry : head_.entries) {
       if (entry.position_bytes > count) {
         return error(StatusCode::kCorrupt, "frame: tensor ", entry.tensor, " has table ",
-                     entry.position_bytes, " before there is table ", count);
+                     entry.position_bytes, ", expected at most ", count,
+                     ", because tables are numbered in the order of their first use");
       }
       count = std::max(count, entry.position_bytes + 1);
     }

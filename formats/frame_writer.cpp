@@ -182,7 +182,8 @@ Status append_compressed(FrameInfo frame, FrameParts& parts, std::vector<std::by
   return {};
 }
 
-// Omitted fields of the table must follow from the others: entries tile both streams, in order.
+// Checks that entries tile both streams in order, because the table omits the fields that follow
+// from that.
 Status check_tiles(const BucketShape& bucket) {
   std::uint64_t position_end = 0, value_end = 0;
   for (const BucketEntry& entry : bucket.entries) {
@@ -292,8 +293,8 @@ Status append_frame(const FrameContext& context, FrameParts parts, std::vector<s
 Result<FramePlan> plan_frame(const FrameContext& context, const BucketShape& bucket) {
   if (is_compressed(context.encoding)) {
     return error(StatusCode::kUnsupported, "a frame of ", info(context.encoding).name,
-                 " cannot be put together elsewhere: its streams are compressed; use indices or "
-                 "deltas");
+                 " cannot be assembled in other memory: its streams are compressed; use indices "
+                 "or deltas");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
   const FrameInfo frame = plain_frame(context, bucket.dtype, bucket.entries, bucket.positions_bytes,

@@ -43,7 +43,7 @@ Status read_sorted(const Json& json, std::string_view key, std::string_view what
     DRIFTLESS_RETURN_IF_ERROR(read(each, item));
     if (!items.empty() && items.back().name >= item.name) {
       return error(StatusCode::kCorrupt, what, ": the ", key, " are not sorted, or '", item.name,
-                   "' is there twice");
+                   "' appears twice");
     }
     items.push_back(std::move(item));
   }

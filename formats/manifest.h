@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The manifest of a version: what the version is, what it needs, and what holds after it. In a
-// directory it is manifest.json beside the payload, and the DONE marker beside it holds its
-// xxh3-128. Roads without files carry the same text.
+// The manifest of a version: its identity, its base, its parts, and the digest of the weights after
+// it. In a directory it is manifest.json beside the payload, and the DONE marker beside it holds
+// the manifest's xxh3-128. Roads without files carry the same text.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ enum class DirectoryLayout : unsigned char { kHfDelta, kFlush, kFrames, kHdf5 };
 [[nodiscard]] std::string_view to_string(DirectoryLayout layout);
 [[nodiscard]] Result<DirectoryLayout> parse_directory_layout(std::string_view name);
 
-// A part of the payload: a file, a dataset of version.h5, or whatever a road stores it as.
+// A part: a file, a dataset of version.h5, or another object of a road.
 struct ManifestFile {
   std::string name;
   std::uint64_t size_bytes = 0;

@@ -69,7 +69,7 @@ ReceiverNeeds unknown_needs(const Hash128& run) {
   return needs;
 }
 
-std::string announced_directory(std::string_view path) {
+std::string reported_directory(std::string_view path) {
   std::string text = std::filesystem::path(path).lexically_normal().string();
   while (text.size() > 1 && text.ends_with('/')) text.pop_back();
   return text.size() <= kMaxDirectoryBytes ? text : text.substr(text.size() - kMaxDirectoryBytes);

@@ -47,7 +47,7 @@ struct ReceiverNeeds {
 [[nodiscard]] ReceiverNeeds unknown_needs(const Hash128& run);
 
 // A directory as receivers report it: normalized, and only the last 512 bytes if it is longer.
-[[nodiscard]] std::string announced_directory(std::string_view path);
+[[nodiscard]] std::string reported_directory(std::string_view path);
 
 // Rounds to a power of the eighth root of 2 (steps of 9 %), so that the report seldom changes.
 [[nodiscard]] std::uint64_t rounded_speed(double per_s);

@@ -128,6 +128,10 @@ VersionRecord::Published read_published(Fields& fields) {
     fields.fail("encoding", encoding.status().message());
   }
   fields.read("density", published.density);
+  fields.read("compare_ms", published.compare_ms);
+  fields.read("encode_ms", published.encode_ms);
+  fields.read("send_ms", published.send_ms);
+  fields.read("seal_ms", published.seal_ms);
   fields.read("process_ms", published.process_ms);
   fields.read("manifest_publish_ms", published.manifest_publish_ms);
   fields.read("total_ms", published.total_ms);

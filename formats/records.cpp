@@ -186,14 +186,14 @@ ReportProof parse_proof(std::string_view proof) {
 std::string reported_run(std::string_view proof, std::string_view needs) {
   std::string run = parse_proof(proof).run;
   if (!run.empty() || needs.empty()) return run;
-  const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
-  return told.ok() && !told->run.is_zero() ? to_hex(told->run) : run;
+  const Result<ReceiverNeeds> needs_read = parse_needs(needs, "a report");
+  return needs_read.ok() && !needs_read->run.is_zero() ? to_hex(needs_read->run) : run;
 }
 
 bool reports_idle(std::string_view needs) {
   if (needs.empty()) return false;
-  const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
-  return told.ok() && told->idle;
+  const Result<ReceiverNeeds> needs_read = parse_needs(needs, "a report");
+  return needs_read.ok() && needs_read->idle;
 }
 
 }  // namespace driftless

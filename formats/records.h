@@ -101,14 +101,14 @@ struct EngineRecord {
   std::uint64_t goal = 0;       // the version that the update should reach
   std::string digest{};         // of the version, hex; empty: unknown
   std::string_view proven{};    // by its "workers" or by the "files" that it loaded, or empty
-  Status status{};        // of the last update or look; not ok: the engine does not count as ready
+  Status status{};        // of the last update or query; not ok: the engine does not count as ready
   bool reachable = true;  // false: it has answered no call for some time
   bool reload = false;    // it lost its version and must receive it again
-  unsigned attempts = 0;  // of the last update; 0: from a look at the engine, not an update
+  unsigned attempts = 0;  // of the last update; 0: the record comes from a query, not an update
   CommitTimes commit{};   // of the last attempt
-  // True if the record comes from a look of the engine's agent, not from an update.
+  // True if the agent wrote the record after it queried the engine, without an update.
   [[nodiscard]] bool looked() const { return attempts == 0 && !kind.empty(); }
-  // True if nothing waits for the engine any more: it does not answer, or an update failed.
+  // True if no process waits for the engine any more: it does not answer, or an update failed.
   [[nodiscard]] bool given_up() const { return !reachable || (!status.ok() && attempts > 0); }
 };
 

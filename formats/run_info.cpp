@@ -36,7 +36,7 @@ Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
     DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec tensor, read_tensor(item, what));
     if (!tensors.empty() && tensors.back().name >= tensor.name) {
       return error(StatusCode::kCorrupt, what, ": the tensors are not sorted, or ",
-                   shown(tensor.name, 400), " is there twice");
+                   shown(tensor.name, 400), " appears twice");
     }
     tensors.push_back(std::move(tensor));
   }
@@ -79,7 +79,7 @@ Status read_unpublished(const Json& json, std::string_view what, RunInfo& info) 
     const bool sorted = info.unpublished.empty() || info.unpublished.back().spec.name < spec.name;
     if (!sorted || info.layout.find(spec.name)) {
       return error(StatusCode::kCorrupt, what, ": 'unpublished' is not sorted, or ",
-                   shown(spec.name, 400), " is there twice, or among 'tensors'");
+                   shown(spec.name, 400), " appears twice, or among 'tensors'");
     }
     info.unpublished.push_back({std::move(spec), digest});
   }

@@ -188,8 +188,8 @@ Status SafetensorsWriter::add_metadata(std::string_view key, std::string_view va
 
 Result<std::uint64_t> SafetensorsWriter::finish() {
   DRIFTLESS_RETURN_IF_ERROR(check_between_tensors());
-  // While nothing was written, the place of the data is free: no padding is needed after the
-  // header.
+  // If no data was written yet, the data can still follow the header directly: the header needs no
+  // padding.
   const bool movable = buffer_.size() == data_bytes_;
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::string front,

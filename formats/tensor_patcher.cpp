@@ -16,9 +16,9 @@ class BlockPatcher {
 
   void add(BucketPiece piece) { pieces_.push_back(piece); }
   [[nodiscard]] bool takes(const BucketPiece& piece) const {
-    const TensorBlock* const own = pieces_.front().entry.block;
+    const TensorBlock* const block = pieces_.front().entry.block;
     const TensorBlock* const other = piece.entry.block;
-    return own == other || (own != nullptr && other != nullptr && own->box == other->box);
+    return block == other || (block != nullptr && other != nullptr && block->box == other->box);
   }
 
   Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) {

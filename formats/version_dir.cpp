@@ -37,19 +37,19 @@ Status incomplete(const std::string& path, std::string_view missing) {
 
 // A version's directory and its files must not be links: the target may belong to another run, and
 // change unnoticed.
-Status check_own(FileSystem& fs, const std::string& path) {
+Status check_not_link(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
   if (info.kind != FileKind::kSymlink) return {};
   return error(StatusCode::kInvalidArgument, path,
-               ": a symbolic link, and a version has none: copy what it leads to (cp -rL)");
+               ": is a symbolic link, which no version may contain; copy its target (cp -rL)");
 }
 
 // The manifest, after DONE has confirmed that it is the published one.
 Result<Manifest> read_manifest(FileSystem& fs, const std::string& path, std::uint64_t version) {
   if (!exists(fs, join_path(path, kDoneName))) return incomplete(path, kDoneName);
   const std::string manifest_path = join_path(path, kManifestName);
-  DRIFTLESS_RETURN_IF_ERROR(check_own(fs, manifest_path));
-  DRIFTLESS_RETURN_IF_ERROR(check_own(fs, join_path(path, kDoneName)));
+  DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, manifest_path));
+  DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, join_path(path, kDoneName)));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
                              read_text(fs, manifest_path, kMaxManifestBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string done,
@@ -77,7 +77,7 @@ Status check_files(FileSystem& fs, const VersionDirectory& version) {
     expected.insert(file.name);
     const std::string path = join_path(version.path, file.name);
     if (!exists(fs, path)) return incomplete(version.path, file.name);
-    DRIFTLESS_RETURN_IF_ERROR(check_own(fs, path));
+    DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, path));
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile mapped, fs.map(path));
     if (mapped.bytes().size() != file.size_bytes) {
       return error(StatusCode::kCorrupt, path, ": has ", mapped.bytes().size(),
@@ -113,7 +113,7 @@ Status check_shard_count(const VersionDirectory& version) {
 
 Status open_hf_delta(FileSystem& fs, VersionDirectory& version) {
   const std::string index_path = join_path(version.path, kIndexName);
-  DRIFTLESS_RETURN_IF_ERROR(check_own(fs, index_path));
+  DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, index_path));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, index_path, kMaxIndexBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(HfDeltaIndex index, parse_index(text, version.version, index_path));
   if (index.ours && !version.manifest) return incomplete(version.path, kManifestName);
@@ -214,7 +214,7 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
                      VersionDirectory& version) {
   if (contains(names, kDoneName) && !contains(names, kManifestName)) {
-    DRIFTLESS_RETURN_IF_ERROR(check_own(fs, join_path(version.path, kDoneName)));
+    DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, join_path(version.path, kDoneName)));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string done,
                                read_text(fs, join_path(version.path, kDoneName), kMaxDoneBytes));
     // A DONE of Driftless names a manifest, which is still to come; that of other software only
@@ -234,7 +234,7 @@ Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
       return incomplete(version.path, kManifestName);
     }
     if (!is_payload(name, version.directory_layout)) continue;
-    DRIFTLESS_RETURN_IF_ERROR(check_own(fs, join_path(version.path, name)));
+    DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, join_path(version.path, name)));
     version.payload_files.push_back(name);
   }
   return version.manifest ? check_files(fs, version) : Status();
@@ -405,7 +405,7 @@ Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directo
   if (!exists(fs, version.path)) {
     return error(StatusCode::kNotFound, version.path, ": there is no version ", number);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_own(fs, version.path));
+  DRIFTLESS_RETURN_IF_ERROR(check_not_link(fs, version.path));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(version.path));
   DRIFTLESS_RETURN_IF_ERROR(read_contents(fs, names, version));
   if (!version.manifest && looks_like_flush(version)) {

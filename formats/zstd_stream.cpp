@@ -20,7 +20,7 @@ constexpr int kLevel = 1;
 constexpr std::uint64_t kSerialBytes = std::uint64_t{1} << 20;
 // Fixed, because zstd would otherwise choose it from the number of workers.
 constexpr int kJobBytes = 2 << 20;
-// Matches in deltas are within a block or do not exist: a larger window only makes offsets longer.
+// Deltas repeat within a block or not at all, so a larger window would only make offsets longer.
 constexpr int kWindowLog = 17;
 // The smallest block with content takes 4 bytes and yields at most 128 KiB.
 constexpr std::uint64_t kLeastBlockBytes = 4;
@@ -301,6 +301,10 @@ Status ZstdUnpacker::read(std::span<const std::byte> frame, std::span<std::byte>
                                                frame.data(), frame.size());
   if (!ZSTD_isError(read) && read == content.size()) return {};
   return damaged(ZSTD_isError(read) ? ZSTD_getErrorName(read) : "its content is cut short");
+}
+
+Result<std::uint64_t> zstd_content_bytes(std::span<const std::byte> frame) {
+  return check_header(frame);
 }
 
 Result<std::vector<std::byte>> zstd_decompress(std::span<const std::byte> frame,

@@ -28,7 +28,7 @@ struct FreeZstd {
   void operator()(ZSTD_DCtx_s* context) const;
 };
 
-// Writes one frame whose header states its content size. The bytes do not depend on `workers`.
+// Writes one frame whose header states its content size. All `workers` above 0 give the same bytes.
 class ZstdWriter {
  public:
   // `content_bytes` must be exactly the number of bytes written. `workers` threads compress in the
@@ -81,6 +81,9 @@ class ZstdReader {
   std::uint64_t done_ = 0;
   bool ended_ = false;  // the frame's last byte was read
 };
+
+// The size that the header of a frame states. Refuses the headers that ZstdReader refuses.
+[[nodiscard]] Result<std::uint64_t> zstd_content_bytes(std::span<const std::byte> frame);
 
 // Compresses whole frames one after the other with one context.
 class ZstdPacker {

@@ -42,13 +42,13 @@ Status quantize_part(const Quantizer& with, QuantizeRule rule, const MatrixPart&
                      std::byte* codes) {
   // A task is a row of blocks.
   return parallel_for(part.blocks_high(), threads, [&](std::size_t task, unsigned) {
-    MatrixPart own = part;
+    MatrixPart rows_part = part;
     const std::uint64_t first = task == 0 ? 0 : task * kQuantizeBlock - part.row;
-    own.row = task == 0 ? part.row : 0;
-    own.rows = std::min(kQuantizeBlock - own.row, part.rows - first);
+    rows_part.row = task == 0 ? part.row : 0;
+    rows_part.rows = std::min(kQuantizeBlock - rows_part.row, part.rows - first);
     const std::uint64_t at = first * part.stride;
-    with.part(rule, own, weights + at * sizeof(std::uint16_t), largest + task * part.blocks_wide(),
-              codes == nullptr ? nullptr : codes + at);
+    with.part(rule, rows_part, weights + at * sizeof(std::uint16_t),
+              largest + task * part.blocks_wide(), codes == nullptr ? nullptr : codes + at);
     return Status();
   });
 }

@@ -56,7 +56,7 @@ Status check_side(const char* side, const std::vector<Dim>& dims, std::uint64_t 
 
 using Meeting = std::pair<std::size_t, std::size_t>;
 
-// The bytes of one map as ascending runs: dimensions that continue a run are part of it.
+// The bytes of one map as ascending runs. Dimensions whose units adjoin are part of the run.
 class Runs {
  public:
   Runs(const PlacedMap& placed, MapSide side, std::size_t number)
@@ -96,7 +96,7 @@ class Runs {
     }
     return false;
   }
-  // The outermost step, or 0; and the first of the runs that it repeats.
+  // The outermost step, or 0; and the end of the first group of runs, which this step repeats.
   [[nodiscard]] std::uint64_t period() const {
     return repeats_.empty() ? 0 : repeats_.back().bytes;
   }
@@ -178,8 +178,8 @@ Result<StridedMap> StridedMap::make(const StridedView& source, std::uint64_t sou
                                     const StridedView& target, std::uint64_t target_units) {
   if (source.shape != target.shape || source.strides.size() != source.shape.size() ||
       target.strides.size() != target.shape.size()) {
-    return error(StatusCode::kInvalidArgument, "views of ", source.shape.size(), " and ",
-                 target.shape.size(), " dimensions, or of different sizes, are no map");
+    return error(StatusCode::kInvalidArgument, "a map of views of ", source.shape.size(), " and ",
+                 target.shape.size(), " dimensions: expected the same shape on both sides");
   }
   StridedMap map;
   map.source_offset = source.offset;

@@ -103,22 +103,25 @@ struct StridedMap {
     return rest == 0 ? target : kOutside;
   }
 
-  // A run that contains `position`, as long as can be determined cheaply.
+  // A run that contains `position`. A view with several dimensions may have a longer one, which
+  // would cost more divisions to find.
   [[nodiscard]] constexpr Run run_at(std::uint64_t position) const {
     if (position >= source_end) return {position, kOutside, kOutside, 1};
     if (position < source_offset) return {position, source_offset, kOutside, 1};
     std::uint64_t base = source_offset, target = target_offset, next = source_end;
     for (std::uint32_t d = 0; d < dims; ++d) {
-      const Dim& own = dim[d];
-      if (own.source_stride == 1) {  // the innermost
-        if (position - base < own.size) return {base, base + own.size, target, own.target_stride};
+      const Dim& dimension = dim[d];
+      if (dimension.source_stride == 1) {  // the innermost
+        if (position - base < dimension.size) {
+          return {base, base + dimension.size, target, dimension.target_stride};
+        }
         return {position, next, kOutside, 1};
       }
-      const std::uint64_t index = divide(position - base, own.source_stride);
-      if (index >= own.size) return {position, next, kOutside, 1};
-      base += index * own.source_stride;
-      target += index * own.target_stride;
-      next = base + own.source_stride < next ? base + own.source_stride : next;
+      const std::uint64_t index = divide(position - base, dimension.source_stride);
+      if (index >= dimension.size) return {position, next, kOutside, 1};
+      base += index * dimension.source_stride;
+      target += index * dimension.target_stride;
+      next = base + dimension.source_stride < next ? base + dimension.source_stride : next;
     }
     if (position == base) return {base, base + 1, target, 1};
     return {position, next, kOutside, 1};

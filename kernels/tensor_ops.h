@@ -34,6 +34,7 @@ struct DiffPiece {
   std::uint64_t units = 0;
   DeltaView delta;
   const std::byte* old_values = nullptr;  // in the order of delta.values; null unless requested
+  bool lasting = false;  // whether the views stay valid after the call; the caller says how long
 };
 
 struct DiffOptions {

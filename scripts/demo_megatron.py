@@ -110,7 +110,7 @@ def exported(work, job, versions):
 
 
 def same(work, versions, wanted):
-    """Whether both rollouts hold it."""
+    """Whether both rollouts hold the `wanted` weights."""
     rollouts = sorted((work / "rollouts").glob(f"*_{versions[-1]['version']:06d}.pickle"))
     found = [pickle.loads(file.read_bytes())["tensors"] for file in rollouts]
     held = [{name: data for name, (_, _, data) in tensors.items()} for tensors in found]
@@ -155,7 +155,7 @@ def two_rollouts(work, steps):
 
 
 def make_base(work):
-    """A random model for the engine to start from; None and the reason without transformers."""
+    """Makes a random base for the engine. Returns (its path, ""), or None and the reason."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM

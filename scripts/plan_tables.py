@@ -23,6 +23,7 @@ LAYOUTS = (
 )  # fmt: skip
 # The encoding `compact`, for slow links, needs a snapshot.
 LINKS = (("400Gbit", "none"), ("100Gbit", "none"), ("1Gbit", "device"))
+FP8_LINKS = (("400Gbit", "device"), ("1Gbit", "device"))
 
 
 def ask(command, model, *options):
@@ -65,14 +66,14 @@ def layouts():
         yield f"| {name} | `tests/python/models/{model}.json` | `{trainer}` | `{engines}` |"
 
 
-def table(command, links, roads):
+def table(command, links, roads, *options):
     yield ("| model | link | road | encoding | publish | fetch | hand over, stage | pause | all "
            "| version | `full`, all |")  # fmt: skip
     yield "|---" * 11 + "|"
     for name, model, trainer, engines in LAYOUTS:
         for link, snapshot in links:
             found = ask(command, model, *trainer.split(), *engines.split(), "--link", link,
-                        "--snapshot", snapshot)  # fmt: skip
+                        "--snapshot", snapshot, *options)  # fmt: skip
             for road in roads:
                 plan = best_of(found["plans"], road)
                 full = best_of(found["plans"], road, ["full"])
@@ -85,7 +86,8 @@ def table(command, links, roads):
 def tables(command):
     links = table(command, LINKS, ("mpi_rma", "nccl", "peer"))
     files = table(command, LINKS[1:2], ("shared_fs", "object_store"))
-    return tuple("\n".join(lines) + "\n" for lines in (layouts(), links, files))
+    fp8 = table(command, FP8_LINKS, ("mpi_rma", "peer"), "--precision", "fp8")
+    return tuple("\n".join(lines) + "\n" for lines in (layouts(), links, files, fp8))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Release:
                 wheel.name,
             )
             if not found or not found[3] or int(found[3]) > NEWEST_GLIBC:
-                self.problems.append(f"{wheel.name} is no wheel for manylinux_2_{NEWEST_GLIBC} or older")
+                self.problems.append(f"{wheel.name} is not for manylinux_2_{NEWEST_GLIBC} or older")
                 continue
             if found[1] != self.version:
                 self.problems.append(f"{wheel.name} is not of version {self.version}")

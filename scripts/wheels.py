@@ -81,8 +81,8 @@ class Architecture:
         self.folder = WORK / arch
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log"
-        # As deep as build/, so that relative paths are the same and ccache finds what that
-        # compiled.
+        # At the same depth as build/, so that relative paths are the same, and ccache has the
+        # objects that were compiled there.
         self.build_folder = REPOSITORY / f"build-wheel-{arch}"
         self.cross = arch != HERE
 
@@ -174,7 +174,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=WORK / "out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cuda", default="80-real;90-real;100-real;120-virtual", metavar="ARCHITECTURES")
-    parser.add_argument("--nvcc", metavar="PATH", help="this machine's, for its own wheels; default: PyPI's")
+    parser.add_argument("--nvcc", metavar="PATH",
+                        help="for wheels of this machine's processor; default: the nvcc on PyPI")
     given = parser.parse_args()
     try:
         for arch in sorted(given.arch, key=lambda name: name != HERE):

@@ -50,8 +50,8 @@ Qwen3Shape of_width(const Width& width, std::uint64_t params) {
   return shape;
 }
 
-// Gives the parameters that whole layers leave over to the vocabulary, and if that is full to the
-// ffn.
+// Adds the parameters that do not make up a whole layer to the vocabulary, or, if that has its full
+// size, to the ffn.
 void fit(Qwen3Shape& shape, std::uint64_t params) {
   const std::uint64_t fixed = shape.hidden + shape.layers * layer_params(shape);
   const std::uint64_t rest = params > fixed ? params - fixed : 0;

@@ -16,20 +16,20 @@ OpenRoad open_with_fallback(FallbackRoads roads) {
   open.fallback = [state] { return state->used ? state->roads.name : std::string(); };
   open.withdraw_end = both.withdraw_end;
   // Receivers that have not switched yet wait for the end on the first road.
-  open.tell_end = [state](std::string_view text) -> Status {
+  open.publish_end = [state](std::string_view text) -> Status {
     const FallbackRoads& here = state->roads;
-    Status told;
-    if (state->used && here.tell_end) told = here.tell_end(text);
-    if (here.first.ok() && here.first->tell_end) {
-      const Status first = here.first->tell_end(text);
-      if (!state->used) told = first;
+    Status published;
+    if (state->used && here.publish_end) published = here.publish_end(text);
+    if (here.first.ok() && here.first->publish_end) {
+      const Status first = here.first->publish_end(text);
+      if (!state->used) published = first;
     }
-    return told;
+    return published;
   };
-  open.hear_end = [state]() -> Result<std::optional<std::string>> {
+  open.fetch_end = [state]() -> Result<std::optional<std::string>> {
     const FallbackRoads& here = state->roads;
-    if (state->used && here.hear_end) return here.hear_end();
-    if (here.first.ok() && here.first->hear_end) return here.first->hear_end();
+    if (state->used && here.fetch_end) return here.fetch_end();
+    if (here.first.ok() && here.first->fetch_end) return here.first->fetch_end();
     return std::optional<std::string>();
   };
   open.close = [state]() -> Status {

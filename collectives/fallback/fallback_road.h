@@ -2,11 +2,11 @@
 // A road with a fallback, a second road. Versions use the first road until the publisher ranks
 // agree that one of them cannot continue there; from then on all versions use the second road.
 //
-// When the leader switches, it announces the run on the second road; receivers take that
-// announcement as the sign. They look for it every kFallbackLook, and then read the versions that
-// the second road lists. They still read missing versions from the first road as long as it serves
-// them. Only the leader decides: a receiver that cannot read the first road while the trainer
-// publishes there fails as it would without a fallback.
+// When the leader switches, it announces the run on the second road. Receivers check for this
+// announcement every kFallbackLook. Once it exists, they read the versions that the second road
+// lists, and still read missing versions from the first road as long as it serves them. Only the
+// leader decides: a receiver that cannot read the first road while the trainer publishes there
+// fails as it would without a fallback.
 //
 // If a run is already on the second road when the trainer starts, it continues there: the first
 // road forgets its versions with its processes, and their numbers must not be used again.
@@ -27,11 +27,11 @@ struct FallbackRoads {
   std::function<bool()> held = {};
   // The end of a run on the second road; the functions may be empty.
   std::function<Status()> withdraw_end = {};
-  std::function<Status(std::string_view text)> tell_end = {};
-  std::function<Result<std::optional<std::string>>()> hear_end = {};
+  std::function<Status(std::string_view text)> publish_end = {};
+  std::function<Result<std::optional<std::string>>()> fetch_end = {};
   // Receives "<label> <reason>; using <name> instead.", once in each receiver and once in the
   // leading trainer.
-  std::function<void(std::string_view line)> say = {};
+  std::function<void(std::string_view line)> log = {};
 };
 
 inline constexpr std::chrono::milliseconds kFallbackLook{500};

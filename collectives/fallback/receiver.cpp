@@ -58,6 +58,17 @@ class Receiver final : public ReceiveRoad {
     return fetch(id,
                  [&](ReceiveRoad& road) { return road.fetch_ranges(id, part, ranges, deadline); });
   }
+  [[nodiscard]] bool fetches_to_device() const override {
+    const bool first = first_ != nullptr && first_->fetches_to_device();
+    return first || second_->fetches_to_device();
+  }
+  Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
+                         std::span<const DeviceRange> ranges, const DeviceSpace& space,
+                         const Deadline& deadline) override {
+    return fetch(id, [&](ReceiveRoad& road) {
+      return road.fetch_to_device(id, part, ranges, space, deadline);
+    });
+  }
   // Reads that still use the first road change old_.
   [[nodiscard]] bool fetches_at_once() const override {
     return state_->used && old_.empty() && second_->fetches_at_once();
@@ -67,15 +78,15 @@ class Receiver final : public ReceiveRoad {
     return either<Status>(
         deadline,
         [&](const Deadline& slice) {
-          Status told = first_->report(report, slice);
-          reported_ = reported_ || told.ok();
-          return told;
+          Status reported = first_->report(report, slice);
+          reported_ = reported_ || reported.ok();
+          return reported;
         },
         [&] {
-          Status told = second_->report(report, deadline);
+          Status reported = second_->report(report, deadline);
           // The publisher reads the reports of both roads, and must count a receiver once.
-          if (told.ok() && reported_) reported_ = !first_->leave(Deadline::after(kSlice)).ok();
-          return told;
+          if (reported.ok() && reported_) reported_ = !first_->leave(Deadline::after(kSlice)).ok();
+          return reported;
         });
   }
   [[nodiscard]] std::string carrier() const override {

@@ -78,7 +78,7 @@ class Sender final : public SendRoad, public Fallback {
     if (run_info) {
       DRIFTLESS_RETURN_IF_ERROR(
           second_->announce(*run_info, deadline)
-              .with_context(concat(reason, "; and going over to ", state_->roads.name)));
+              .with_context(concat(reason, "; and switching to ", state_->roads.name)));
     }
     if (!state_->roads.leads) state_->used = true;  // only the leader reports the switch
     state_->go_over(reason);

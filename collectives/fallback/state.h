@@ -12,10 +12,10 @@ struct State {
   FallbackRoads roads;
   std::atomic<bool> used = false;  // the second road is in use
 
-  // Has an effect once in a process.
+  // Only the first call in a process has an effect.
   void go_over(std::string_view reason) {
-    if (used.exchange(true) || !roads.say) return;
-    roads.say(concat(roads.label, " ", reason, "; using ", roads.name, " instead."));
+    if (used.exchange(true) || !roads.log) return;
+    roads.log(concat(roads.label, " ", reason, "; using ", roads.name, " instead."));
   }
 };
 

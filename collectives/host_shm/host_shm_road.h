@@ -46,8 +46,8 @@ struct HostShmOptions {
 
 // The end of the run, stored beside the versions. The sender's process reports it; receivers can
 // read it even after the sender has gone, until the next sender starts.
-[[nodiscard]] Status tell_host_shm_end(const HostShmOptions& options, std::string_view text);
-[[nodiscard]] Result<std::optional<std::string>> hear_host_shm_end(const HostShmOptions& options);
+[[nodiscard]] Status publish_host_shm_end(const HostShmOptions& options, std::string_view text);
+[[nodiscard]] Result<std::optional<std::string>> fetch_host_shm_end(const HostShmOptions& options);
 
 struct RoadKind;
 struct RoadOpener;

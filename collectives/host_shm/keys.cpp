@@ -27,8 +27,9 @@ constexpr std::array kKeys = {
     Rows::key<HostShmName, DRIFTLESS_FIELD(name)>(
         "road.host_shm.name", "a plain name",
         "Name of the agent's shared memory: the same for the agent and its workers"),
-    Rows::key<setting::Text, DRIFTLESS_FIELD(dir)>("road.host_shm.dir", setting::kPath,
-                                                   "A file system in memory that it lies in"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(dir)>(
+        "road.host_shm.dir", setting::kPath,
+        "The file system in memory that holds the files of the road"),
     Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(size_bytes)>(
         "road.host_shm.size", "Memory for versions and an anchor, at most"),
     Rows::key<setting::Count<1, 65'536>, DRIFTLESS_FIELD(versions)>("road.host_shm.versions",

@@ -41,7 +41,7 @@ Status check_private(int fd, mode_t kind, const std::string& path) {
   }
   if ((found.st_mode & 077U) != 0) {
     return error(StatusCode::kCorrupt, path,
-                 ": other users may get at it; remove it, it was not made by Driftless");
+                 ": other users can access it; remove it: Driftless did not make it");
   }
   return {};
 }
@@ -268,13 +268,13 @@ Status check_host_shm(const HostShmOptions& options) {
   return {};
 }
 
-Status tell_host_shm_end(const HostShmOptions& options, std::string_view text) {
+Status publish_host_shm_end(const HostShmOptions& options, std::string_view text) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
   DRIFTLESS_ASSIGN_OR_RETURN(const auto directory, host_shm::Directory::open(options, true));
   return directory.replace(host_shm::kEndName, text);
 }
 
-Result<std::optional<std::string>> hear_host_shm_end(const HostShmOptions& options) {
+Result<std::optional<std::string>> fetch_host_shm_end(const HostShmOptions& options) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
   const auto directory = host_shm::Directory::open(options, false);
   Result<std::string> text = directory.ok()

@@ -17,19 +17,19 @@ Result<OpenRoad> open(const RoadOptions& given, const RoadPlace& place) {
   return road;
 }
 
-Status tell_end(const RoadOptions& options, std::string_view text) {
-  return tell_host_shm_end(options_in<HostShmOptions>(options), text);
+Status publish_end(const RoadOptions& options, std::string_view text) {
+  return publish_host_shm_end(options_in<HostShmOptions>(options), text);
 }
-Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
-  return hear_host_shm_end(options_in<HostShmOptions>(options));
+Result<std::optional<std::string>> fetch_end(const RoadOptions& options) {
+  return fetch_host_shm_end(options_in<HostShmOptions>(options));
 }
 
 }  // namespace
 }  // namespace host_shm
 
 constinit const RoadOpener kHostShmOpener{.open = host_shm::open,
-                                          .tell_end = host_shm::tell_end,
-                                          .hear_end = host_shm::hear_end,
+                                          .publish_end = host_shm::publish_end,
+                                          .fetch_end = host_shm::fetch_end,
                                           .examine = host_shm::examine};
 
 }  // namespace driftless

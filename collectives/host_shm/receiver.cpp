@@ -18,8 +18,8 @@ namespace {
 class ReportSlot {
  public:
   // kBusy, at the deadline, if another live receiver has this id.
-  [[nodiscard]] Status say(const HostShmOptions& options, const ReceiverReport& report,
-                           const Deadline& deadline) {
+  [[nodiscard]] Status write(const HostShmOptions& options, const ReceiverReport& report,
+                             const Deadline& deadline) {
     if (!id_.empty() && id_ != report.id) DRIFTLESS_RETURN_IF_ERROR(leave());
     DRIFTLESS_RETURN_IF_ERROR(take(options, report.id, deadline));
     const std::string bytes = report_to_bytes({report, ++heartbeat_});
@@ -162,7 +162,7 @@ class Receiver final : public ReceiveRoad {
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-    return slot_.say(options_, report, deadline);
+    return slot_.write(options_, report, deadline);
   }
 
   Status leave(const Deadline&) override { return slot_.leave(); }

@@ -115,13 +115,12 @@ class HeldSegments {
       pending_bytes_ += bytes;
       return {};
     }
-    return error(StatusCode::kNoSpace, to_string(pending_), " needs ", pending_bytes_ + bytes,
-                 " bytes and more, ", used_bytes_,
-                 " are taken by what must stay, of road.host_shm.size: ", size_bytes_,
-                 "; raise it");
+    return error(StatusCode::kNoSpace, to_string(pending_), " needs at least ",
+                 pending_bytes_ + bytes, " bytes; publications that must stay use ", used_bytes_,
+                 " of road.host_shm.size: ", size_bytes_, "; raise it");
   }
 
-  // Its record is written: holds it, and removes the publications that exceed the limits.
+  // Call it once the record is written. Removes the publications that then exceed the limits.
   void put(const Hash128& manifest, std::vector<std::string> segments) {
     const std::scoped_lock lock(mutex_);
     publications_[pending_] = {manifest, std::move(segments), pending_bytes_};
@@ -377,7 +376,7 @@ class Sender final : public SendRoad {
     return held_->manifest(id);
   }
 
-  // Versions that are not listed ended with their processes.
+  // This road forgets versions that it does not list.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
   [[nodiscard]] std::vector<std::string> left() const override { return watch_.left(); }
@@ -395,9 +394,9 @@ class Sender final : public SendRoad {
   }
 
   [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
-  // A new sender first takes the lock, and then removes every file that it finds. So if this one
-  // still holds the lock after it wrote the record, and another takes over later, the record is
-  // removed before it can get its name.
+  // Writes the record under a temporary name, checks the lock, then gives the record its name. A
+  // new sender takes the lock first, and then removes every file that it finds. So if a new sender
+  // takes over after the check, it removes the temporary file, and the renaming fails.
   [[nodiscard]] Status put_record(std::string_view bytes) {
     const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
     Status done = directory_->write_new(temporary, bytes);

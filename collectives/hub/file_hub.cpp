@@ -108,8 +108,8 @@ class FileHub final : public Hub {
     const Result<bool> still_held = lock_->held();  // otherwise the files belong to another leader
     const bool held = still_held.ok() && *still_held;
     if (held) const Status name = fs.remove_file(join_path(root_, kLeader));
-    // The link uses the opposite order: the second side sees the first one's mark, and removes the
-    // directory.
+    // Marks its end first, then checks for the other side's mark; a link uses the opposite order.
+    // So the side that ends second sees the first one's mark, and removes the directory.
     std::erase_if(peers_,
                   [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
     for (const auto& [made, peer] : known_) {
@@ -161,7 +161,7 @@ class FileHub final : public Hub {
         Result<std::optional<std::string>> message = known.up.take();
         if (!message.ok()) dropped_.push_back(peer);
         if (!message.ok() || !message->has_value()) break;
-        events.push_back({HubEvent::Kind::kSaid, peer, std::move(**message)});
+        events.push_back({HubEvent::Kind::kMessage, peer, std::move(**message)});
       }
       if (exists(posix_file_system(), join_path(known.dir, kGone))) dropped_.push_back(peer);
     }

@@ -43,10 +43,10 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 [[nodiscard]] Status check_token_file(const HubOptions& options);
 
 struct HubEvent {
-  enum class Kind : unsigned char { kCame, kSaid, kWent };
-  Kind kind = Kind::kSaid;
+  enum class Kind : unsigned char { kCame, kMessage, kWent };
+  Kind kind = Kind::kMessage;
   std::uint64_t peer = 0;  // never reused for another peer
-  std::string text;        // the message, for kSaid
+  std::string text;        // the message, for kMessage
 };
 
 // The destructor ends every link. Messages sent before still arrive, unless the peer does not read

@@ -142,7 +142,7 @@ class LeaderMail final : public GroupMail {
   void look(const Deadline& deadline) {
     for (HubEvent& event : hub_->poll(deadline)) {
       const auto at = ranks_.find(event.peer);
-      if (event.kind == HubEvent::Kind::kSaid) {
+      if (event.kind == HubEvent::Kind::kMessage) {
         if (at == ranks_.end()) {
           greet(event.peer, event.text);
         } else {
@@ -289,14 +289,14 @@ class MemberMail final : public GroupMail {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> bytes, link->receive(deadline));
     if (!bytes) return deadline.check("rank 0 has not answered");
     const std::optional<GroupWelcome> welcome = parse<GroupWelcome>(*bytes);
-    if (!welcome) return error(StatusCode::kCorrupt, "rank 0 sent what is no answer");
+    if (!welcome) return error(StatusCode::kCorrupt, "rank 0 sent a malformed answer");
     if (welcome->kind == GroupWelcome::Kind::kNever) {
       over_ =
           error(StatusCode::kIo, rank_name(rank()), ": rank 0 was started again: ", welcome->why,
                 "; start this process again, too");
     }
     if (welcome->kind != GroupWelcome::Kind::kJoined) {
-      return error(StatusCode::kIo, "rank 0 refuses it: ", welcome->why);
+      return error(StatusCode::kIo, "rank 0 refused this process: ", welcome->why);
     }
     hello_.session = welcome->session;
     if (!last_.empty()) DRIFTLESS_RETURN_IF_ERROR(link->send(last_, deadline));

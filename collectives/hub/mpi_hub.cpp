@@ -68,7 +68,7 @@ class MpiHub final : public Hub {
   // closes.
   ~MpiHub() override {
     for (const auto& [peer, rank] : ranks_) {
-      const Status told = hub::send(mailbox_, rank, {peer, 1}, "");
+      const Status sent = hub::send(mailbox_, rank, {peer, 1}, "");
     }
   }
 
@@ -80,7 +80,7 @@ class MpiHub final : public Hub {
       for (;;) {
         Result<std::optional<Arrived>> arrived = take(mailbox_, MPI_ANY_SOURCE);
         if (!arrived.ok() || !arrived->has_value()) break;
-        hear(std::move(**arrived), events);
+        take_message(std::move(**arrived), events);
       }
       for (const std::uint64_t peer : std::exchange(dropped_, {})) end(peer, events);
     } while (events.empty() && backoff.sleep(deadline));
@@ -101,7 +101,7 @@ class MpiHub final : public Hub {
 
  private:
   // The process that makes a link gives it a unique number.
-  void hear(Arrived arrived, std::vector<HubEvent>& events) {
+  void take_message(Arrived arrived, std::vector<HubEvent>& events) {
     const std::uint64_t link = arrived.header.link;
     if (!ranks_.contains(link)) {
       if (arrived.header.last != 0 || ended_.contains(link)) return;
@@ -114,7 +114,7 @@ class MpiHub final : public Hub {
     if (arrived.header.last != 0) {
       end(link, events);
     } else {
-      events.push_back({HubEvent::Kind::kSaid, link, std::move(arrived.text)});
+      events.push_back({HubEvent::Kind::kMessage, link, std::move(arrived.text)});
     }
   }
 
@@ -122,7 +122,7 @@ class MpiHub final : public Hub {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
     // If it does not arrive, the link ends by the other side's patience.
-    const Status told = hub::send(mailbox_, found->second, {peer, 1}, "");
+    const Status sent = hub::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;
     events.push_back({HubEvent::Kind::kWent, peer, {}});
@@ -141,7 +141,7 @@ class MpiLink final : public Link {
       : leader_(leader), number_(random_hash128().low), mailbox_(job, kUpTag, kDownTag) {}
   ~MpiLink() override {
     const std::scoped_lock lock(mutex_);
-    const Status told = hub::send(mailbox_, leader_, {number_, 1}, "");
+    const Status sent = hub::send(mailbox_, leader_, {number_, 1}, "");
   }
 
   Status send(std::string_view message, const Deadline&) override {

@@ -87,17 +87,17 @@ class Exchange {
     }
     const auto found = peers_.find(event.peer);
     if (found == peers_.end()) return;  // from a peer of a closed service
-    if (event.kind == HubEvent::Kind::kSaid && found->second.empty()) {
+    if (event.kind == HubEvent::Kind::kMessage && found->second.empty()) {
       return name_service(event.peer, found->second, event.text);
     }
     const auto service = services_.find(found->second);
     if (event.kind == HubEvent::Kind::kWent) peers_.erase(found);
     if (service == services_.end()) return;
-    tell(service->second, std::move(event));
+    deliver(service->second, std::move(event));
     while (held_bytes_ > kMostHeldBytes) drop_largest();
   }
 
-  void tell(Service& service, HubEvent event) {
+  void deliver(Service& service, HubEvent event) {
     service.held_bytes += event.text.size();
     held_bytes_ += event.text.size();
     service.events.push_back(std::move(event));
@@ -115,7 +115,7 @@ class Exchange {
     }
     named = name;
     hub_->send(peer, kServed);
-    tell(service->second, {HubEvent::Kind::kCame, peer, {}});
+    deliver(service->second, {HubEvent::Kind::kCame, peer, {}});
   }
 
   // Drops the peer with the most bytes, and its messages that no service has taken; the service
@@ -129,7 +129,7 @@ class Exchange {
         std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; })->first;
     for (auto& [name, service] : services_) {
       std::erase_if(service.events, [&](const HubEvent& event) {
-        if (event.peer != peer || event.kind != HubEvent::Kind::kSaid) return false;
+        if (event.peer != peer || event.kind != HubEvent::Kind::kMessage) return false;
         service.held_bytes -= event.text.size();
         held_bytes_ -= event.text.size();
         return true;

@@ -23,7 +23,9 @@ constexpr std::array kKeys = {
         "Memory for an anchor on each trainer rank. auto: what the base takes, if anchors are on")
         .once("road.anchor_size"),
     Rows::key<setting::Switch, DRIFTLESS_FIELD(progress_thread)>(
-        "road.mpi_rma.progress_thread", "A thread that answers gets on networks without RDMA")
+        "road.mpi_rma.progress_thread",
+        "Run a thread in each publisher that calls MPI, so that MPI_Get completes on networks "
+        "without RDMA")
         .once("road.progress_thread"),
 };
 #undef DRIFTLESS_FIELD
@@ -33,7 +35,7 @@ Status check(const RoadOptions& given, const RoadUse& use) {
   if (!use.chosen || !use.anchors || options.anchor_auto || options.anchor_bytes > 0) return {};
   return error(StatusCode::kInvalidArgument,
                "road.mpi_rma.anchor_size: 0 leaves no room for what anchors.first, anchors.every "
-               "or anchors.by_size ask for: say auto or a size");
+               "or anchors.by_size ask for: give auto or a size");
 }
 
 }  // namespace

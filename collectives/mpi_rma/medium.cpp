@@ -93,11 +93,13 @@ Result<std::unique_ptr<Medium>> Medium::create(MPI_Comm world, unsigned publishe
 }
 
 Status Medium::connect(MPI_Comm world) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const OwnComm own, duplicate_comm(world, "the road's communicator"));
-  comm_ = own.comm;
-  rank_ = own.rank;
-  ranks_ = own.size;
-  DRIFTLESS_ASSIGN_OR_RETURN(const OwnComm quiet, duplicate_comm(world, "the road's communicator"));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DuplicatedComm comm,
+                             duplicate_comm(world, "the road's communicator"));
+  comm_ = comm.comm;
+  rank_ = comm.rank;
+  ranks_ = comm.size;
+  DRIFTLESS_ASSIGN_OR_RETURN(const DuplicatedComm quiet,
+                             duplicate_comm(world, "the road's communicator"));
   quiet_comm_ = quiet.comm;
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
@@ -166,8 +168,8 @@ Status Medium::check_room() const {
   return check_shared_memory(leader_map_.window_bytes + others);
 }
 
-// On one node tries a shared window first: its pages are allocated when touched, while some ways to
-// make the other kind touch all of them at once.
+// Tries a shared window first if all ranks are on one node. Its pages are allocated when touched;
+// an ordinary window may allocate all pages at once.
 Status Medium::make_window() {
   window_bytes_ = publishes() ? map(rank_).window_bytes : 0;
   for (const bool shared : {true, false}) {
@@ -198,10 +200,9 @@ Status Medium::start_access() {
       mpi_status(MPI_Win_get_attr(win_, MPI_WIN_MODEL, static_cast<void*>(&model), &found),
                  "MPI_Win_get_attr"));
   if (found == 0 || *model != MPI_WIN_UNIFIED) {
-    return error(
-        StatusCode::kUnsupported,
-        "mpi_rma: this MPI's windows have a memory of their own (not MPI_WIN_UNIFIED): use "
-        "another osc component, or another road");
+    return error(StatusCode::kUnsupported,
+                 "mpi_rma: this MPI keeps a separate copy of a window (not MPI_WIN_UNIFIED): use "
+                 "another osc component, or another road");
   }
   DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Win_lock_all(0, win_), "MPI_Win_lock_all"));
   accessible_ = true;

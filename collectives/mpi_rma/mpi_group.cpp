@@ -17,18 +17,18 @@ constexpr std::uint64_t kMostMessageBytes = std::uint64_t{1} << 30;
 
 class MpiGroupMail final : public GroupMail {
  public:
-  MpiGroupMail(const mpi_rma::OwnComm& own, RankName name)
-      : own_(own),
+  MpiGroupMail(const mpi_rma::DuplicatedComm& comm, RankName name)
+      : comm_(comm),
         name_(std::move(name)),
-        mailbox_(std::make_unique<MpiMailbox>(own.comm, kTag, kTag)) {}
+        mailbox_(std::make_unique<MpiMailbox>(comm.comm, kTag, kTag)) {}
   MpiGroupMail(const MpiGroupMail&) = delete;
   MpiGroupMail& operator=(const MpiGroupMail&) = delete;
   ~MpiGroupMail() override {
-    if (mpi_rma::mpi_runs() && mailbox_->idle()) MPI_Comm_free(&own_.comm);
+    if (mpi_rma::mpi_runs() && mailbox_->idle()) MPI_Comm_free(&comm_.comm);
   }
 
-  [[nodiscard]] unsigned rank() const override { return own_.rank; }
-  [[nodiscard]] unsigned size() const override { return own_.size; }
+  [[nodiscard]] unsigned rank() const override { return comm_.rank; }
+  [[nodiscard]] unsigned size() const override { return comm_.size; }
   [[nodiscard]] std::uint64_t most_bytes() const override { return kMostMessageBytes; }
   [[nodiscard]] std::string name(unsigned rank) const override { return name_(rank); }
 
@@ -53,7 +53,7 @@ class MpiGroupMail final : public GroupMail {
   bool rest(Backoff& backoff, const Deadline& deadline) override { return backoff.sleep(deadline); }
 
  private:
-  mpi_rma::OwnComm own_;
+  mpi_rma::DuplicatedComm comm_;
   RankName name_;
   std::unique_ptr<MpiMailbox> mailbox_;
 };
@@ -65,11 +65,11 @@ Result<std::unique_ptr<Group>> make_mpi_group(MPI_Comm publishers, RankName name
     return error(StatusCode::kInvalidArgument,
                  "the group of publishers: MPI is not initialized, or finalized already");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const mpi_rma::OwnComm own,
+  DRIFTLESS_ASSIGN_OR_RETURN(const mpi_rma::DuplicatedComm comm,
                              mpi_rma::duplicate_comm(publishers, "the publishers' communicator"));
   if (!name) name = [](unsigned rank) { return concat("publisher rank ", rank); };
   return std::unique_ptr<Group>(
-      std::make_unique<MessageGroup>(std::make_unique<MpiGroupMail>(own, std::move(name))));
+      std::make_unique<MessageGroup>(std::make_unique<MpiGroupMail>(comm, std::move(name))));
 }
 
 }  // namespace driftless

@@ -62,14 +62,14 @@ Result<std::optional<MpiMailbox::Letter>> MpiMailbox::take(int from) {
     if (!started.ok()) receiving.pop_back();
     DRIFTLESS_RETURN_IF_ERROR(started);
   }
-  std::set<int> behind;  // ranks with an earlier message that is still arriving
+  std::set<int> blocked;  // ranks with an earlier message that is still arriving
   for (auto it = receiving.begin(); it != receiving.end(); ++it) {
-    if (behind.contains(it->letter.peer)) continue;
+    if (blocked.contains(it->letter.peer)) continue;
     int done = 0;
     DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Test(&it->request, &done, MPI_STATUS_IGNORE),
                                          concat("message from rank ", it->letter.peer)));
     if (done == 0) {
-      behind.insert(it->letter.peer);
+      blocked.insert(it->letter.peer);
       continue;
     }
     std::optional<Letter> letter(std::move(it->letter));

@@ -24,7 +24,8 @@ class MpiMailbox {
     std::string bytes;
   };
   [[nodiscard]] Status send(int to, std::string bytes);
-  // The ranks to which messages, sent since mark() returned `since`, are not yet on their way.
+  // mark() returns a point in the sequence of sent messages. unsent(since) returns the ranks to
+  // which a message after that point is not yet on its way.
   [[nodiscard]] Result<std::vector<int>> unsent(std::uint64_t since);
   [[nodiscard]] std::uint64_t mark() const { return sent_; }
   // The next message of rank `from` (or MPI_ANY_SOURCE), if one has arrived. Messages of one rank

@@ -26,24 +26,24 @@ bool mpi_runs() {
   return initialized != 0 && finalized == 0;
 }
 
-Result<OwnComm> duplicate_comm(MPI_Comm theirs, std::string_view what) {
+Result<DuplicatedComm> duplicate_comm(MPI_Comm theirs, std::string_view what) {
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
   DRIFTLESS_RETURN_IF_ERROR(
       mpi_status(MPI_Comm_get_errhandler(theirs, &handler), "MPI_Comm_get_errhandler"));
   MPI_Comm_set_errhandler(theirs, MPI_ERRORS_RETURN);
-  OwnComm own;
-  const int made = MPI_Comm_dup(theirs, &own.comm);
+  DuplicatedComm comm;
+  const int made = MPI_Comm_dup(theirs, &comm.comm);
   MPI_Comm_set_errhandler(theirs, handler);
   MPI_Errhandler_free(&handler);
   DRIFTLESS_RETURN_IF_ERROR(mpi_status(made, concat("MPI_Comm_dup of ", what)));
-  MPI_Comm_set_errhandler(own.comm, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(comm.comm, MPI_ERRORS_RETURN);
   int rank = 0;
   int size = 0;
-  MPI_Comm_rank(own.comm, &rank);
-  MPI_Comm_size(own.comm, &size);
-  own.rank = static_cast<unsigned>(rank);
-  own.size = static_cast<unsigned>(size);
-  return own;
+  MPI_Comm_rank(comm.comm, &rank);
+  MPI_Comm_size(comm.comm, &size);
+  comm.rank = static_cast<unsigned>(rank);
+  comm.size = static_cast<unsigned>(size);
+  return comm;
 }
 
 }  // namespace driftless::mpi_rma

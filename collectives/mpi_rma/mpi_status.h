@@ -18,12 +18,12 @@ namespace driftless::mpi_rma {
 // Whether MPI is initialized and not finalized.
 [[nodiscard]] bool mpi_runs();
 
-struct OwnComm {
+struct DuplicatedComm {
   MPI_Comm comm = MPI_COMM_NULL;
   unsigned rank = 0, size = 0;
 };
 // A duplicate that returns its errors. Collective. Restores the error handler of `theirs`
 // afterwards, which may end the job.
-[[nodiscard]] Result<OwnComm> duplicate_comm(MPI_Comm theirs, std::string_view what);
+[[nodiscard]] Result<DuplicatedComm> duplicate_comm(MPI_Comm theirs, std::string_view what);
 
 }  // namespace driftless::mpi_rma

@@ -24,7 +24,7 @@ Status gone(const PublicationId& id) {
 Status check_control(const Control& control, const WindowMap& map, unsigned rank) {
   if (control.magic == kWindowMagic && control.window_bytes == map.window_bytes) return {};
   return error(StatusCode::kCorrupt, "mpi_rma: the window of publisher rank ", rank,
-               " does not begin as ours do");
+               " is not one of this release; use the same release on both sides");
 }
 
 class RmaReceiver final : public ReceiveRoad {
@@ -48,7 +48,8 @@ class RmaReceiver final : public ReceiveRoad {
       DRIFTLESS_ASSIGN_OR_RETURN(std::string info,
                                  text(now.announcement, deadline, "mpi_rma: the announcement"));
       if (xxh3_128(info) == now.announcement.content_hash) return info;
-      return error(StatusCode::kCorrupt, "mpi_rma: the announcement is not what its hash says");
+      return error(StatusCode::kCorrupt,
+                   "mpi_rma: the announcement does not have its recorded hash");
     } while (waiting.sleep(wait, deadline, whom));
     return deadline.check(whom());
   }
@@ -73,7 +74,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff wait = backoff();
-    // There is time for one look even if there is none to wait.
+    // Reads the leader's state once even if the deadline has passed.
     const bool late = deadline.remaining() < kOneLook;
     const Deadline look = late ? Deadline::after(kOneLook) : deadline;
     do {
@@ -91,7 +92,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
-    // Before the record is read: an anchor that exists after this stays.
+    // Before the record is read: the leader keeps the anchor if it still exists after this call.
     if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
     const std::optional<Record> record = now.find(id);
@@ -103,7 +104,7 @@ class RmaReceiver final : public ReceiveRoad {
     DRIFTLESS_ASSIGN_OR_RETURN(std::string manifest, text(*record, deadline, what));
     DRIFTLESS_RETURN_IF_ERROR(check_still_there(0, id, deadline));
     if (xxh3_128(manifest) == record->content_hash) return manifest;
-    return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
+    return error(StatusCode::kCorrupt, what, " does not have the hash in its record");
   }
 
   // The part's label is read with the ranges: it shows that they are of this part.
@@ -134,7 +135,7 @@ class RmaReceiver final : public ReceiveRoad {
         .version = id.version, .size_bytes = part.size_bytes, .name = xxh3_128(part.name)};
     if (label != expected) {
       return error(StatusCode::kCorrupt, what, ": ", part.size_bytes, " bytes at offset ",
-                   part.locator, " of rank ", part.rank, "'s window are another part");
+                   part.locator, " of rank ", part.rank, "'s window belong to another part");
     }
     return places.files(part.name, owner, memory);
   }
@@ -257,7 +258,7 @@ class RmaReceiver final : public ReceiveRoad {
     const std::uint64_t index = medium_.rank() - medium_.publishers();
     return medium_.put(0, leader_.slots + index * sizeof(slot_),
                        std::as_bytes(std::span(&slot_, 1)), deadline,
-                       "mpi_rma: word to the leader");
+                       "mpi_rma: reporting to the leader");
   }
 
   Medium& medium_;

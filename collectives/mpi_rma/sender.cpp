@@ -136,7 +136,8 @@ class Sender final : public SendRoad {
   Status abort() override {
     if (!id_) return {};
     if (anchor()) {
-      // Also if a seal succeeded unnoticed: receivers then see that the anchor is gone.
+      // Also needed after a seal that succeeded but whose result was lost: receivers then see that
+      // the anchor is gone.
       forget_anchor();
       ring().drop();
     } else if (flushed_ && !leads()) {
@@ -161,7 +162,7 @@ class Sender final : public SendRoad {
     return hash_in(LeaderRecords::read(leader, bytes));
   }
 
-  // Versions that are not listed ended with their processes.
+  // This road forgets versions that it does not list.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override {
     DRIFTLESS_RETURN_IF_ERROR(check_leader("receivers"));

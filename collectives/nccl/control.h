@@ -65,9 +65,9 @@ class Control {
 // their communicators; a new generation makes new ones.
 //
 // A publication is committed when every remaining receiver of its group has acknowledged all parts
-// with the hashes that the publisher ranks computed. A receiver that goes while parts travel breaks
-// the communicators of the others, too, so that attempt fails. One that goes later is not waited
-// for, unless it was the only one. Without receivers a publication commits at once.
+// with the hashes that the publisher ranks computed. If a receiver goes while parts travel, the
+// communicators break for all, and the attempt fails. If it goes later, the attempt continues
+// without it, unless no receiver remains. Without receivers a publication commits at once.
 //
 // On destruction the leader answers the pending requests and sends a goodbye to all: nothing is
 // answered after that, so no process needs to wait for an answer. It does not wait for receivers to
@@ -100,7 +100,7 @@ class LeaderControl final : public Control {
     bool receives = false;                 // false: a publisher rank
     bool member = false;                   // receives the next publication
     std::optional<ReceiverReport> report;  // the last one
-    Clock::time_point heard;               // time of its last message
+    Clock::time_point last_message_at;     // time of its last message
     Clock::time_point reported;
   };
   // A publication between begin() and its commit or failure.
@@ -117,7 +117,7 @@ class LeaderControl final : public Control {
 
   void run();
   void handle(const HubEvent& event);
-  void say_goodbye();
+  void send_goodbye();
 
   // The functions below need the mutex.
   void handle(std::uint64_t peer, const Message& message);

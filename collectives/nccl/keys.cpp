@@ -54,12 +54,13 @@ constexpr std::array kKeys = {
     road_key::hub_address<DRIFTLESS_FIELD(rendezvous.hub.address)>(),
     road_key::hub_token_file<DRIFTLESS_FIELD(rendezvous.hub.token_file)>(),
     Rows::key<setting::OneOf<kArrivals>, DRIFTLESS_FIELD(arrival)>(
-        "road.nccl.arrival", "host or device", "Where a rollout finds the frames that arrived"),
+        "road.nccl.arrival", "host or device",
+        "Where a rollout reads frames that arrived: in host memory, after a copy, or on its GPU"),
     Rows::key<setting::Count<>, DRIFTLESS_FIELD(receivers)>(
         "road.nccl.receivers",
-        "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
+        "The first version waits until this many rollouts have joined; 0: those of the mpirun job"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(silence)>(
-        "road.nccl.silence", "A rollout of which nothing was heard for so long is gone"),
+        "road.nccl.silence", "A rollout that has sent nothing for this long counts as gone"),
 };
 #undef DRIFTLESS_FIELD
 

@@ -29,10 +29,10 @@ void LeaderControl::run() {
     if (stop_) break;
     remove_silent();
   }
-  say_goodbye();
+  send_goodbye();
 }
 
-void LeaderControl::say_goodbye() {
+void LeaderControl::send_goodbye() {
   for (const HubEvent& event : hub_->poll(Deadline::after(milliseconds(0)))) handle(event);
   const std::scoped_lock lock(mutex_);
   for (const auto& [peer, known] : peers_) {
@@ -43,9 +43,9 @@ void LeaderControl::say_goodbye() {
 void LeaderControl::handle(const HubEvent& event) {
   const std::scoped_lock lock(mutex_);
   switch (event.kind) {
-    case HubEvent::Kind::kCame: peers_[event.peer].heard = Clock::now(); break;
+    case HubEvent::Kind::kCame: peers_[event.peer].last_message_at = Clock::now(); break;
     case HubEvent::Kind::kWent: remove_peer(event.peer, "its link was lost"); break;
-    case HubEvent::Kind::kSaid: {
+    case HubEvent::Kind::kMessage: {
       const auto found = peers_.find(event.peer);
       if (found == peers_.end()) break;  // dropped meanwhile
       const Result<Message> message = parse_message(event.text);
@@ -54,7 +54,7 @@ void LeaderControl::handle(const HubEvent& event) {
         remove_peer(event.peer, "it sent a malformed message");
         break;
       }
-      found->second.heard = Clock::now();
+      found->second.last_message_at = Clock::now();
       handle(event.peer, *message);
       break;
     }
@@ -63,15 +63,15 @@ void LeaderControl::handle(const HubEvent& event) {
 }
 
 void LeaderControl::handle(std::uint64_t peer, const Message& message) {
-  Peer& said = peers_[peer];
-  const bool publishes = said.greeted && !said.receives;
+  Peer& from = peers_[peer];
+  const bool publishes = from.greeted && !from.receives;
   switch (message.kind) {
     case MessageKind::kHello: greet(peer, message); return;
     case MessageKind::kPing: send(peer, {.kind = MessageKind::kPong}); return;
     case MessageKind::kReport: take_report(peer, message); return;
     case MessageKind::kLeave:
-      if (said.report) left_.insert(said.report->id);
-      said.report.reset();
+      if (from.report) left_.insert(from.report->id);
+      from.report.reset();
       remove_member(peer, "it left");
       reply(peer, message.request, {});
       return;
@@ -127,18 +127,18 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
 }
 
 void LeaderControl::take_report(std::uint64_t peer, const Message& message) {
-  Peer& said = peers_[peer];
+  Peer& from = peers_[peer];
   ReceiverReport report{message.name, message.id.version, message.text, message.needs};
   const Status good = check_report(report);
-  if (good.ok() && said.receives) {
+  if (good.ok() && from.receives) {
     // A receiver that was restarted under its id replaces the earlier one.
     for (auto& [other, known] : peers_) {
       if (other != peer && known.report && known.report->id == report.id) known.report.reset();
     }
     left_.erase(report.id);
-    said.report = std::move(report);
-    said.reported = Clock::now();
-    said.member = true;
+    from.report = std::move(report);
+    from.reported = Clock::now();
+    from.member = true;
   }
   reply(peer, message.request, good);
 }
@@ -152,9 +152,9 @@ void LeaderControl::take_ack(std::uint64_t peer, const Message& message) {
   const auto offered = pending_->offers.find(message.rank);
   if (offered == pending_->offers.end()) return;
   if (offered->second != message.parts) {
-    fail(error(StatusCode::kCorrupt, "nccl: what ", name_of(peer), " received of rank ",
+    fail(error(StatusCode::kCorrupt, "nccl: ", name_of(peer), " received parts of rank ",
                message.rank, " for ", to_string(pending_->id),
-               " has other hashes than what was sent; publish it again"));
+               " does not have the hashes of the bytes that were sent; publish it again"));
     return;
   }
   pending_->acknowledged[peer].insert(message.rank);
@@ -175,7 +175,7 @@ void LeaderControl::remove_member(std::uint64_t peer, const std::string& why) {
   const bool arrived = pending_->offers.size() == ranks_ && all_acknowledged();
   if (arrived && !pending_->members.empty()) return;
   fail(error(StatusCode::kIo, "nccl: ", name, " went while ", to_string(pending_->id),
-             " travelled (", why, "): the next version goes to who is there"));
+             " travelled (", why, "): the next version goes to the remaining receivers"));
 }
 
 void LeaderControl::remove_silent() {
@@ -184,11 +184,11 @@ void LeaderControl::remove_silent() {
   for (const auto& [peer, known] : peers_) {
     // Publisher ranks send messages only while they publish.
     const bool speaks = known.receives || !known.greeted;
-    if (speaks && now - known.heard > options_.silence) silent.push_back(peer);
+    if (speaks && now - known.last_message_at > options_.silence) silent.push_back(peer);
   }
   for (const std::uint64_t peer : silent) {
     hub_->drop(peer);
-    remove_peer(peer, concat("nothing was heard of it for ", options_.silence.count(), " ms"));
+    remove_peer(peer, concat("it sent no message for ", options_.silence.count(), " ms"));
   }
   if (!silent.empty()) changed_.notify_all();
 }

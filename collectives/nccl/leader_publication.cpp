@@ -67,7 +67,7 @@ void LeaderControl::probe_members(std::unique_lock<std::mutex>& lock, const Dead
   for (const std::uint64_t peer : members()) send(peer, {.kind = MessageKind::kProbe});
   const auto silent = [&] {
     std::set<std::uint64_t> some = members();
-    std::erase_if(some, [&](std::uint64_t peer) { return peers_[peer].heard > asked; });
+    std::erase_if(some, [&](std::uint64_t peer) { return peers_[peer].last_message_at > asked; });
     return some;
   };
   const Deadline patience = deadline.sooner(std::min(options_.silence, kProbePatience));

@@ -94,11 +94,12 @@ Result<std::string_view> read_meeting(std::string_view meeting, int version) {
   }
   std::memcpy(&stored, meeting.data(), sizeof(stored));
   if (stored == static_cast<std::uint32_t>(version)) return meeting.substr(sizeof(stored));
-  return error(StatusCode::kUnsupported, "nccl: the publisher has NCCL ",
-               nccl_version_text(static_cast<int>(stored)), ", this receiver has ",
-               nccl_version_text(version),
-               ": they cannot talk to each other. Have both load the same libnccl.so.2 (a Python "
-               "process takes the one that torch loaded, so import torch before the job)");
+  return error(
+      StatusCode::kUnsupported, "nccl: the publisher has NCCL ",
+      nccl_version_text(static_cast<int>(stored)), ", this receiver has ",
+      nccl_version_text(version),
+      ": these releases cannot communicate. Have both load the same libnccl.so.2 (a Python "
+      "process takes the one that torch loaded, so import torch before the job)");
 }
 
 }  // namespace driftless::nccl

@@ -143,12 +143,12 @@ class NcclCommunicator final : public Communicator {
 
   [[nodiscard]] Result<bool> async_done() {
     ncclResult_t now = ncclSuccess;
-    const Status asked =
+    const Status polled =
         nccl_status(calls().get_async_error(communicator_, &now), "asking how far it is");
-    const Status told = asked.ok() ? nccl_status(now, "a communicator", communicator_) : asked;
-    if (!told.ok()) {
+    const Status state = polled.ok() ? nccl_status(now, "a communicator", communicator_) : polled;
+    if (!state.ok()) {
       lost_ = true;
-      return told;
+      return state;
     }
     return now != ncclInProgress;
   }
@@ -261,7 +261,7 @@ class PinnedPool {
 };
 
 // The version of the loaded library, which may differ from the one at compile time.
-Result<int> own_version() {
+Result<int> library_version() {
   int version = 0;
   DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_version(&version), "asking for its version"));
   return version;
@@ -323,13 +323,13 @@ class NcclFabric final : public Fabric {
     const DeviceGuard guard(pool_->device());
     ncclUniqueId id;
     DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_unique_id(&id), "making a unique id"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
+    DRIFTLESS_ASSIGN_OR_RETURN(const int version, library_version());
     return make_meeting(std::string_view(id.internal, sizeof(id.internal)), version);
   }
 
   Result<std::unique_ptr<Communicator>> connect(std::string_view meeting, unsigned rank,
                                                 unsigned size) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
+    DRIFTLESS_ASSIGN_OR_RETURN(const int version, library_version());
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view given, read_meeting(meeting, version));
     ncclUniqueId id;
     if (given.size() != sizeof(id.internal)) {

@@ -27,7 +27,7 @@ struct NcclOptions {
   // device.
   MemoryKind arrival = MemoryKind::kHost;
   // Memory for the versions that a receiver holds, for each publisher rank; also the limit for a
-  // version on its rank. While a version arrives, a receiver needs memory for it beyond this.
+  // rank's parts of a version. While a version arrives, a receiver needs more memory for it.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 32;                  // limit for versions held
   unsigned receivers = 0;                       // the first publication waits for so many receivers

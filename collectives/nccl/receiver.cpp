@@ -4,10 +4,9 @@
 // The thread keeps the link to the leader, joins the group, receives the broadcasts of the
 // publisher ranks, acknowledges them with their hashes, and holds committed publications.
 //
-// Order. The leader sends the requests to receive to all receivers in one order, and they start
-// each broadcast at once; started broadcasts proceed in parallel, each on its own communicator. So
-// no receiver waits in one communicator for data that another process sends only after something
-// else.
+// Order. The leader sends the requests to receive to all receivers in one order. A receiver starts
+// each broadcast at once, and started broadcasts proceed in parallel, each on its own communicator.
+// So broadcasts cannot wait for each other in a cycle.
 //
 // The thread never waits for the fabric or a peer: it polls the work in progress. Work that exceeds
 // the deadline that came with it is aborted.
@@ -113,18 +112,19 @@ class Receiver final : public ReceiveRoad {
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
     const std::string what = concat("nccl: receiver ", report.id, " reporting");
-    const std::optional<Status> heard = ask({.kind = MessageKind::kReport,
+    const std::optional<Status> reply = ask({.kind = MessageKind::kReport,
                                              .id = {.version = report.version},
                                              .name = report.id,
                                              .text = report.proof,
                                              .needs = report.needs},
                                             what, deadline);
-    if (!heard) {
-      return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",
-                   "hears it; report again once another one is there");
+    if (!reply) {
+      return error(StatusCode::kIo, what,
+                   ": the leading trainer has closed its road, so no process receives the report; "
+                   "report again once another trainer is there");
     }
-    reported_ = reported_ || heard->ok();
-    return *heard;
+    reported_ = reported_ || reply->ok();
+    return *reply;
   }
 
   Status leave(const Deadline& deadline) override {
@@ -201,11 +201,11 @@ class Receiver final : public ReceiveRoad {
         look_for_the_leader();
         continue;
       }
-      hear();
+      receive_messages();
       advance_all();
       sign_of_life();
       if (!lost_) continue;
-      hear_last_words();
+      read_last_messages();
       lose_link();
     }
     communicators_.clear();
@@ -218,7 +218,7 @@ class Receiver final : public ReceiveRoad {
     if (made.ok()) {
       const Message hello{.kind = MessageKind::kHello};
       if ((*made)->send(to_bytes(hello), slice).ok()) {
-        heard_ = pinged_ = Clock::now();
+        last_message_at_ = pinged_ = Clock::now();
         return update([&] { link_ = std::move(*made); });
       }
     } else {
@@ -230,11 +230,11 @@ class Receiver final : public ReceiveRoad {
     backoff.sleep(slice);
   }
 
-  void hear() {
+  void receive_messages() {
     const Deadline slice = Deadline::after(transfers_.empty() ? kIdleSlice : kBusySlice);
     Result<std::optional<std::string>> bytes = link_->receive(slice);
     while (bytes.ok() && bytes->has_value()) {
-      heard_ = Clock::now();
+      last_message_at_ = Clock::now();
       Result<Message> message = parse_message(**bytes);
       if (!message.ok()) {
         lost_ = true;
@@ -243,12 +243,12 @@ class Receiver final : public ReceiveRoad {
       handle(std::move(*message));
       bytes = link_->receive(Deadline::after(milliseconds(0)));
     }
-    if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
+    if (!bytes.ok() || Clock::now() - last_message_at_ > options_.silence) lost_ = true;
   }
 
   // Often a send finds a link lost. The leader's earlier messages can still be read: answers, a
   // commit, its goodbye.
-  void hear_last_words() {
+  void read_last_messages() {
     for (;;) {
       const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
       if (!bytes.ok() || !bytes->has_value()) return;
@@ -279,7 +279,7 @@ class Receiver final : public ReceiveRoad {
     const Clock::time_point now = Clock::now();
     if (now - pinged_ < options_.silence / 5) return;
     pinged_ = now;
-    tell({.kind = MessageKind::kPing});
+    send({.kind = MessageKind::kPing});
   }
 
   void handle(Message message) {
@@ -287,7 +287,7 @@ class Receiver final : public ReceiveRoad {
       case MessageKind::kWelcome: welcome(message); return;
       case MessageKind::kReceive: receive(message); return;
       case MessageKind::kDrop: cut_off(message.attempt); return;
-      case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
+      case MessageKind::kProbe: send({.kind = MessageKind::kPing}); return;
       case MessageKind::kAnnounce: return update([&] { run_info_ = std::move(message.text); });
       case MessageKind::kGoodbye:
         lost_ = true;  // another leader may start
@@ -302,7 +302,7 @@ class Receiver final : public ReceiveRoad {
         update([&] {
           done = held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
         });
-        if (done) tell({.kind = MessageKind::kCommitted, .attempt = message.attempt});
+        if (done) send({.kind = MessageKind::kCommitted, .attempt = message.attempt});
         return;
       }
       default: return;
@@ -406,7 +406,7 @@ class Receiver final : public ReceiveRoad {
       const std::scoped_lock lock(mutex_);
       held_.stage(transfer.attempt, transfer.rank, std::move(parts));
     }
-    tell(ack);
+    send(ack);
     return {};
   }
 
@@ -420,10 +420,10 @@ class Receiver final : public ReceiveRoad {
   }
 
   void refuse(std::uint64_t attempt, unsigned rank, const Status& why) {
-    tell(with_status({.kind = MessageKind::kAck, .rank = rank, .attempt = attempt}, why));
+    send(with_status({.kind = MessageKind::kAck, .rank = rank, .attempt = attempt}, why));
   }
 
-  void tell(const Message& message) {
+  void send(const Message& message) {
     if (lost_) return;
     const Status sent = link_->send(to_bytes(message), Deadline::after(options_.silence));
     if (!sent.ok()) lost_ = true;
@@ -438,7 +438,7 @@ class Receiver final : public ReceiveRoad {
   // Used only by the thread. Communicators are destroyed before the memory that they write to.
   std::list<Transfer> transfers_;
   std::map<unsigned, Member> communicators_;  // by publisher rank
-  Clock::time_point heard_, pinged_;
+  Clock::time_point last_message_at_, pinged_;
   bool lost_ = false;  // the link, which is dropped at the end of a round
 
   std::mutex mutex_;

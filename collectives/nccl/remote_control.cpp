@@ -24,9 +24,9 @@ class RemoteControl final : public Control {
   void abort(std::uint64_t) override {}
 
   Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
+    DRIFTLESS_ASSIGN_OR_RETURN(const Message reply,
                                ask({.kind = MessageKind::kBegin, .id = id}, deadline));
-    return Attempt{told.attempt, told.generation, told.count};
+    return Attempt{reply.attempt, reply.generation, reply.count};
   }
 
   Status offer(Message offer, const Deadline& deadline) override {
@@ -55,10 +55,10 @@ class RemoteControl final : public Control {
 
   Result<std::optional<Hash128>> published(const PublicationId& id,
                                            const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
+    DRIFTLESS_ASSIGN_OR_RETURN(const Message reply,
                                ask({.kind = MessageKind::kPublished, .id = id}, deadline));
-    if (told.name.empty()) return std::optional<Hash128>();
-    DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 manifest, hash128_from_hex(told.name));
+    if (reply.name.empty()) return std::optional<Hash128>();
+    DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 manifest, hash128_from_hex(reply.name));
     return std::optional(manifest);
   }
 
@@ -101,7 +101,7 @@ class RemoteControl final : public Control {
     if (message.kind == MessageKind::kGoodbye) {
       link_.reset();
       return error(StatusCode::kIo, "nccl: the leader has closed its road; rank ", rank_,
-                   " can ask it nothing more");
+                   " can send it no more requests");
     }
     if (message.kind == MessageKind::kDrop) {
       dropped_ = message.attempt;

@@ -131,7 +131,7 @@ class Sender final : public SendRoad {
     return control_->published(id, deadline);
   }
 
-  // Versions that are not listed ended with their processes.
+  // This road forgets versions that it does not list.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return control_->receivers(); }
   [[nodiscard]] std::vector<std::string> left() const override { return control_->left(); }

@@ -163,8 +163,8 @@ Status Claim::put_version(const PublicationId& id, const std::string& text,
                                read_version(*store_, id, deadline));
     if (now && version_text(*now) == text) return {};  // the answer to the first attempt was lost
     if (!now || now->reserved_by.empty()) return fence(concat(key, " is another publisher's"));
-    // Either that session has fenced this one, or this one has fenced it and it did not know that
-    // yet.
+    // Another session has reserved the name. Either it has fenced this session, or it reserved the
+    // name before it noticed that this session had fenced it.
     DRIFTLESS_RETURN_IF_ERROR(check(deadline));
     DRIFTLESS_RETURN_IF_ERROR(reserve(id, deadline).status());
     if (!backoff.sleep(deadline)) return put.with_context("gave up");

@@ -15,7 +15,7 @@ using std::chrono::seconds;
 
 constexpr std::uint64_t kMaxFileBytes = 1 << 20;
 constexpr seconds kRenewBefore{300};  // before they expire
-// A link-local address: without an answer at once there is no such service.
+// The address is link-local: a service there answers at once, or does not exist.
 constexpr std::chrono::milliseconds kInstanceWait{1000};
 constexpr std::string_view kInstanceHost = "http://169.254.169.254";
 constexpr std::string_view kContainerHost = "http://169.254.170.2";

@@ -37,12 +37,12 @@ Result<HttpReply> knock(const ObjectStoreOptions& options, const Deadline& deadl
 
 void examine_clock(const HttpReply& reply, std::vector<Finding>& findings) {
   const auto date = reply.header("date");
-  const std::time_t told = date ? curl_getdate(std::string(*date).c_str(), nullptr) : -1;
-  if (told < 0) {
+  const std::time_t store_time = date ? curl_getdate(std::string(*date).c_str(), nullptr) : -1;
+  if (store_time < 0) {
     findings.push_back({"clock", kSkip, "the server's answer has no date"});
     return;
   }
-  const double apart = std::difftime(told, std::time(nullptr));
+  const double apart = std::difftime(store_time, std::time(nullptr));
   const double most = std::abs(apart);
   findings.push_back(
       {"clock", most > kRefusedSkewSeconds ? kFail : (most > kWarnedSkewSeconds ? kWarn : kOk),

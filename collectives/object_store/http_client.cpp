@@ -235,8 +235,8 @@ Result<std::uint64_t> whole_size(const HttpReply& reply, std::string_view what) 
 }
 
 std::optional<std::string_view> HttpReply::header(std::string_view name) const {
-  for (const auto& [own, value] : headers) {
-    if (own == name) return value;
+  for (const auto& [header_name, value] : headers) {
+    if (header_name == name) return value;
   }
   return std::nullopt;
 }
@@ -286,7 +286,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   // These errors are permanent.
   if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
     return error(StatusCode::kInvalidArgument, what, ": ", curl_easy_strerror(code),
-                 "; road.object_store.ca_file names the certificates that are believed");
+                 "; road.object_store.ca_file is the CA bundle for https");
   }
   return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code), cause);
 }

@@ -143,7 +143,7 @@ Result<Index> parse_index(const std::string& text, std::string_view what) {
 
 Status PartKeys::add(const PublicationId& id, const std::string& manifest) {
   if (!read_) {
-    return error(StatusCode::kUnsupported, store_.name(), ": nobody here reads manifests");
+    return error(StatusCode::kUnsupported, store_.name(), ": this process cannot read manifests");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> parts,
                              read_(manifest, concat(store_.name(), "/", version_key(id))));
@@ -192,8 +192,8 @@ Status IndexWriter::try_write(const std::set<PublicationId>& versions, const Dea
                                  make_links(store_, parts_, index.versions, valid, deadline));
     }
     // After this session's first index, an index of another session is a successor's.
-    const bool own = found && found->index.session == claim_.session();
-    if (!own || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
+    const bool ours = found && found->index.session == claim_.session();
+    if (!ours || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
     Status put = put_index(store_, found, claim_.replaces(), index, deadline);
     if (!claim_.replaces() || !overtaken(put)) return put;
     if (!backoff.sleep(deadline)) return put.with_context("gave up");
@@ -233,9 +233,9 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
   return true;
 }
 
-// A running publisher may have written its index over this one meanwhile, or this one over its
-// index: a store may ignore If-Match. Checks whether the index a moment later has links, and all
-// versions.
+// On a store that ignores If-Match, a running publisher may have replaced our index, or we may have
+// replaced a newer one of the publisher. Checks whether the index a moment later has links, and
+// all versions.
 Result<bool> links_stay(ObjectStore& store, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::set<PublicationId> there,
                              versions_there(store, {}, deadline));
@@ -262,7 +262,8 @@ Result<std::string> share_object_store(ObjectStore& store, const ReadParts& read
     }
     if (done) break;
     if (!backoff.sleep(deadline)) {
-      return deadline.check(concat(store.name(), "/", key, ": is written again and again"));
+      return deadline.check(
+          concat(store.name(), "/", key, ": another process replaced it after every write"));
     }
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Presigned link, store.presign({&key, 1}, valid, deadline));

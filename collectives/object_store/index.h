@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // index.json lists the held publications, for readers that cannot list the store. The publisher
 // rewrites it with every version. It may contain presigned links to every object that a reader
-// needs, for readers without credentials. Existing links stay until they expire: whoever rewrites
-// the file also signs new objects, for the remaining time.
+// needs, for readers without credentials. Existing links stay until they expire: a process that
+// rewrites the file also signs new objects, for the remaining time.
 //
 //   {"format":1, "session":"<publisher>", "versions":["0000000000000000007.version", ...],
 //    "links":{"base":"https://host/bucket/prefix/", "query":"X-Amz-...&X-Amz-Signature=",
@@ -58,7 +58,7 @@ class PartKeys {
 // Writes the index of one publisher. One thread.
 class IndexWriter {
  public:
-  // `presign`: how long links that are made without a request are valid; 0: none are made. The
+  // `presign`: the validity of links that it makes unasked, with each index; 0: it makes none. The
   // other arguments must outlive it.
   IndexWriter(ObjectStore& store, Claim& claim, ReadParts read, std::chrono::seconds presign)
       : store_(store), claim_(claim), parts_(store, std::move(read)), presign_(presign) {}

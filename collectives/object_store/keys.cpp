@@ -60,15 +60,15 @@ constexpr std::array kKeys = {
         .once("road.ca_file"),
     Rows::key<setting::DurationOrNone, DRIFTLESS_FIELD(presign)>(
         "road.object_store.presign",
-        "Of trainers: index.json holds presigned links for rollouts without credentials, which are "
-        "valid for so long")
+        "For trainers: index.json holds presigned links for rollouts without credentials, valid "
+        "for this time")
         .once("road.presign"),
     Rows::key<setting::Count<1, 256>, DRIFTLESS_FIELD(streams)>(
         "road.object_store.streams", "Uploads or downloads at a time, of 8 MiB each")
         .once("road.streams"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(spool_dir)>(
         "road.object_store.spool_dir", setting::kPath,
-        "Where parts of more than 8 MiB lie meanwhile; empty: TMPDIR, or /tmp")
+        "Where parts of more than 8 MiB lie while they are uploaded; empty: TMPDIR, or /tmp")
         .once("road.spool_dir"),
     poll_first<DRIFTLESS_FIELD(poll_first)>(),
     poll_longest<DRIFTLESS_FIELD(poll_longest)>(),

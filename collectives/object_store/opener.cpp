@@ -31,7 +31,7 @@ Result<OpenRoad> open(const RoadOptions& given, const RoadPlace& place) {
     return make_object_store_sender(store, options, place.rank, place.trainers, place.read_parts);
   };
   road.receiver = [store, options] { return make_object_store_receiver(store, options); };
-  road.hear_end = [store] { return read_end(*store); };
+  road.fetch_end = [store] { return read_end(*store); };
   return road;
 }
 
@@ -45,13 +45,13 @@ Status withdraw_end(const RoadOptions& options) {
   return store->remove(std::string(kEndKey), Deadline::after(kEndWait));
 }
 
-Status tell_end(const RoadOptions& options, std::string_view text) {
+Status publish_end(const RoadOptions& options, std::string_view text) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
   const std::string line = concat(text, "\n");
   return store->put(std::string(kEndKey), bytes_of(line), false, Deadline::after(kEndWait));
 }
 
-Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
+Result<std::optional<std::string>> fetch_end(const RoadOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
   return read_end(*store);
 }
@@ -83,8 +83,8 @@ Result<std::string> share(const RoadOptions& options, const ReadParts& read,
 constinit const RoadOpener kObjectStoreOpener{.open = object_store::open,
                                               .history = object_store::history,
                                               .withdraw_end = object_store::withdraw_end,
-                                              .tell_end = object_store::tell_end,
-                                              .hear_end = object_store::hear_end,
+                                              .publish_end = object_store::publish_end,
+                                              .fetch_end = object_store::fetch_end,
                                               .signs = object_store::signs,
                                               .share = object_store::share,
                                               .examine = object_store::examine};

@@ -166,9 +166,9 @@ void PartUpload::send(std::uint32_t piece) {
   }
   if (sent.ok()) sent = send_now(piece);
   const std::scoped_lock lock(mutex_);
-  Piece& own = pieces_[piece];
-  own.sending = false;
-  own.sent = sent.ok() && !own.again;
+  Piece& upload = pieces_[piece];
+  upload.sending = false;
+  upload.sent = sent.ok() && !upload.again;
   if (failure_.ok()) failure_ = sent;
   --under_way_;
   release_if_sent();

@@ -31,7 +31,7 @@ Result<ListedObjects> parse_listed_objects(const std::string& text) {
   const pugi::xml_parse_result parsed = document.load_buffer(text.data(), text.size());
   const pugi::xml_node root = document.child("ListBucketResult");
   if (!parsed || !root) {
-    return error(StatusCode::kCorrupt, "a list that is not one: ", parsed.description());
+    return error(StatusCode::kCorrupt, "a malformed list: ", parsed.description());
   }
   ListedObjects listed;
   for (const pugi::xml_node each : root.children("Contents")) {

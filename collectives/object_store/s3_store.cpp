@@ -192,10 +192,10 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
     case 404:
       if (code == "NoSuchBucket") {
         return error(StatusCode::kInvalidArgument, what,
-                     "; make the bucket, or mend road.object_store.url");
+                     "; create the bucket, or correct road.object_store.url");
       }
       return error(StatusCode::kNotFound, what);
-    case 412: return error(StatusCode::kAlreadyExists, what, ": an object of this name is there");
+    case 412: return error(StatusCode::kAlreadyExists, what, ": an object of this name exists");
     case 501: return error(StatusCode::kUnsupported, what);
     case 301:
     case 307:
@@ -341,7 +341,7 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
       call.query.emplace_back("upload-id-marker", id_marker);
     }
     const Result<HttpReply> reply = send(call, deadline);
-    // Stores without multipart uploads answer so, and stores that do not list them: nothing to
+    // Stores that have no multipart uploads, or cannot list them, answer so: there is nothing to
     // remove.
     const StatusCode code = reply.status().code();
     if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
@@ -389,7 +389,8 @@ Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const s
     }
     const std::string before = std::exchange(token, listed->more ? listed->next : "");
     if (listed->more && (token.empty() || token == before)) {
-      return error(StatusCode::kCorrupt, name_, ": a list that goes on, and does not say where");
+      return error(StatusCode::kCorrupt, name_,
+                   ": a truncated list without a token for its next page");
     }
   } while (!token.empty());
   std::ranges::sort(found);

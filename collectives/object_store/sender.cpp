@@ -81,13 +81,13 @@ class Sender final : public SendRoad {
   // Next retry of the index, if it is due.
   Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));
   ReceiverObjects receivers_;
-  // [leader] The visible publications that this publisher knows of: it detects others that publish
-  // when a name is taken. And the newest numbers that were ever used.
+  // [leader] The visible publications that this publisher knows of, and the newest numbers that
+  // were ever used. Another publisher is detected when a name is already taken.
   bool list_loaded_ = false;
   bool began_ = false;  // run.json is from this session: nothing was published before
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
-  std::optional<std::uint64_t> told_highest_;
+  std::optional<std::uint64_t> returned_highest_;
   std::string leader_;  // [other ranks] the leader's session, from the first attempt found
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<PartUpload>> parts_;
@@ -96,8 +96,8 @@ class Sender final : public SendRoad {
 
 Status Sender::check_leads(std::string_view what) const {
   if (rank_ == 0) return claim_.fenced();
-  return error(StatusCode::kInvalidArgument, store_->name(), ": ", what, " is rank 0's, not rank ",
-               rank_, "'s");
+  return error(StatusCode::kInvalidArgument, store_->name(), ": ", what, " is for rank 0, this is ",
+               "rank ", rank_);
 }
 
 Status Sender::check_begun(std::string_view what) const {
@@ -115,7 +115,7 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
     const Status put = store_->put(key, bytes_of(run_info), true, deadline);
     began_ = put.ok();
     if (put.code() != StatusCode::kAlreadyExists) return put;
-    // It is another publisher's, or this one's, whose answer was lost.
+    // Another publisher put it, or this one did, and the answer was lost.
     there = store_->get_text(key, kMaxTextBytes, deadline);
   }
   DRIFTLESS_RETURN_IF_ERROR(there.status());
@@ -161,7 +161,7 @@ Status Sender::reserve_names(const Deadline& deadline) {
     newest = next.version;  // sealed since, or missing from the listing
     list_loaded_ = false;
   }
-  if (told_highest_ && newest.value_or(0) > *told_highest_) {
+  if (returned_highest_ && newest.value_or(0) > *returned_highest_) {
     return error(StatusCode::kBusy, store_->name(), ": version ", *newest,
                  " was published while this publisher was starting; start it again");
   }
@@ -198,8 +198,8 @@ Result<std::uint64_t> Sender::highest_number() {
     newest = next.version;
     list_loaded_ = false;
   }
-  told_highest_ = newest.value_or(0);
-  return *told_highest_;
+  returned_highest_ = newest.value_or(0);
+  return *returned_highest_;
 }
 
 Status Sender::check_number(const PublicationId& id) const {
@@ -214,9 +214,9 @@ Status Sender::check_number(const PublicationId& id) const {
                to_string(PublicationId{*newest, id.kind}), ": versions ascend");
 }
 
-// Writes the number of this attempt's parts, which the other ranks read. It is stored by session: a
-// leader that was fenced and resumes late must not direct the ranks of another to parts that it
-// removes.
+// Writes the number of this attempt's parts, which the other ranks read. It is stored by session,
+// so that a fenced leader which resumes late does not direct the ranks of its successor to parts
+// that will be removed.
 Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadline& deadline) {
   const std::uint64_t number = random_hash128().low;
   if (ranks_ == 1) return number;
@@ -335,9 +335,9 @@ Status Sender::write_index(std::chrono::milliseconds wait) {
   if (written.ok() || written.code() == StatusCode::kWrongRun) return written;
   return error(StatusCode::kIncomplete, path(kIndexKey),
                " is not as new as the versions: ", written.message(),
-               ". Rollouts whose road.object_store.url is http(s):// do not see the newest; it is "
-               "written again ",
-               "now and then, with the next version, and at the end");
+               ". Rollouts whose road.object_store.url is http(s):// do not see the newest "
+               "version. The publisher retries from time to time, with the next version, and at "
+               "the end");
 }
 
 void Sender::progress() {

@@ -6,12 +6,12 @@ namespace driftless::peer {
 using hub::HubEvent;
 using std::chrono::milliseconds;
 
-Board::Board(const PeerOptions& options, unsigned ranks, Endpoint own,
+Board::Board(const PeerOptions& options, unsigned ranks, Endpoint endpoint,
              std::unique_ptr<hub::Hub> hub)
     : options_(options),
       ranks_(ranks),
       hub_(std::move(hub)),
-      endpoints_{{0U, std::move(own)}},
+      endpoints_{{0U, std::move(endpoint)}},
       ring_("peer", options.ring_bytes, options.ring_versions),
       tracker_(options),
       thread_([this] { run(); }) {}
@@ -41,7 +41,7 @@ void Board::handle(const HubEvent& event) {
   switch (event.kind) {
     case HubEvent::Kind::kCame: peers_[event.peer].number = event.peer; break;
     case HubEvent::Kind::kWent: remove(event.peer); break;
-    case HubEvent::Kind::kSaid: {
+    case HubEvent::Kind::kMessage: {
       if (found == peers_.end()) break;  // dropped meanwhile
       const Result<Request> request = parse_request(event.text);
       const bool good = request.ok() && greet(found->second, *request);
@@ -108,7 +108,7 @@ Result<Reply> Board::answer(Peer& peer, const Request& request) {
     default: break;
   }
   if (!peer.rank) {
-    return error(StatusCode::kInvalidArgument, "peer: this is a trainer rank's to ask");
+    return error(StatusCode::kInvalidArgument, "peer: only a trainer rank may send this request");
   }
   return answer_rank(*peer.rank, request);
 }
@@ -130,7 +130,7 @@ Result<Reply> Board::answer_rank(unsigned rank, const Request& request) {
       const std::optional<Hash128> manifest = ring_.manifest(request.id);
       return Reply{.text = manifest ? to_hex(*manifest) : std::string()};
     }
-    default: return error(StatusCode::kInternal, "peer: a request that nobody answers");
+    default: return error(StatusCode::kInternal, "peer: a request of an unknown kind");
   }
 }
 

@@ -4,7 +4,7 @@
 // parts, which receivers serve parts, the receivers' reports, and the end of the run. Thread-safe.
 //
 // A version is published when the leader seals it. Nothing waits for a receiver, except the orderly
-// end. The last reply to all is that the leader closes.
+// end. The leader's last message to every process says that it closes.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,8 @@ namespace driftless::peer {
 class Board {
  public:
   // Throws std::system_error if no thread can be created.
-  Board(const PeerOptions& options, unsigned ranks, Endpoint own, std::unique_ptr<hub::Hub> hub);
+  Board(const PeerOptions& options, unsigned ranks, Endpoint endpoint,
+        std::unique_ptr<hub::Hub> hub);
   ~Board();
 
   [[nodiscard]] Status announce(std::string_view run_info);

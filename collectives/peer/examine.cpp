@@ -21,7 +21,7 @@ constexpr const char* kInstall =
 std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 // Whether an address with this host part belongs to this host.
-bool is_own(const std::string& host) { return hub::listen_on(concat(host, ":0"), nullptr).ok(); }
+bool is_local(const std::string& host) { return hub::listen_on(concat(host, ":0"), nullptr).ok(); }
 
 // Every carrier needs TCP, because readers get descriptions over a connection.
 Finding examine_tcp(const PeerOptions& options) {
@@ -30,7 +30,7 @@ Finding examine_tcp(const PeerOptions& options) {
     return {"tcp", kSkip, "hub.address is empty: a launcher names the host of the leading trainer"};
   }
   if (address.empty()) {
-    const Result<std::string> host = hub::own_host_towards(options.hub.address);
+    const Result<std::string> host = hub::local_host_towards(options.hub.address);
     if (!host.ok()) return driftless::failed("tcp", host.status(), "correct hub.address");
     address = concat(*host, ":0");
   }
@@ -39,14 +39,14 @@ Finding examine_tcp(const PeerOptions& options) {
     return {"tcp", kOk,
             concat("parts can be served on ", options.address.empty() ? host_of(bound) : bound)};
   }
-  if (!options.address.empty() && !is_own(host_of(address))) {
+  if (!options.address.empty() && !is_local(host_of(address))) {
     return {"tcp", kWarn, concat("road.peer.address: ", address, " is not an address of this host"),
             "set an address of each trainer's host there; a rollout does not use it"};
   }
   return driftless::failed("tcp", listens,
                            options.address.empty()
                                ? "let processes of this host listen on a port"
-                               : "set another road.peer.address, or end what has the port");
+                               : "set another road.peer.address, or end the port's process");
 }
 
 Finding examine_shm(const PeerOptions& options) {
@@ -62,7 +62,7 @@ Finding examine_shm(const PeerOptions& options) {
             "road.peer.carrier: tcp"};
   }
   const std::string& hub = options.hub.address;
-  if (hub.empty() || is_own(host_of(hub))) {
+  if (hub.empty() || is_local(host_of(hub))) {
     return {"shm", kOk, "processes of this host, in one network namespace, map each other's parts"};
   }
   const std::string apart = concat("hub.address: ", hub, " is not this host");

@@ -32,17 +32,16 @@ constexpr std::array kKeys = {
         "NIXL's libnixl_capi.so. Empty: where the loader and PyPI's nixl-cu13 have it"),
     Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(read_bytes)>(
         "road.peer.read_memory",
-        "tcp, nixl: memory that a receiver keeps for further reads. nixl: reads that were given up "
-        "count, too; once they fill it, further ones are refused"),
+        "tcp, nixl: memory that a receiver keeps for later reads. nixl: the memory of abandoned "
+        "reads counts, too; when it is full, new reads are refused"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(address)>(
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
         "hub, on any port"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
         "road.peer.fallback", "shared_fs or object_store",
-        "The road, with settings of its own, by which versions go once they cannot go peer to "
-        "peer. "
-        "Empty: that is an error"),
+        "The road, with its own settings, that carries versions once peer cannot. Empty: such a "
+        "failure is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
         "road.peer.readers", "Readers that one trainer rank, or one rollout, serves at once"),
     Rows::key<setting::Size<0, 16 * setting::kTiB>, DRIFTLESS_FIELD(keep_bytes)>(
@@ -51,13 +50,12 @@ constexpr std::array kKeys = {
         "nothing, and reads from trainer ranks alone"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(late)>(
         "road.peer.late",
-        "A rollout that does not send within that what another one was to read from it is passed "
-        "over for twice that time, and ever longer; the trainer sends it"),
+        "A rollout that does not send requested data for this long is skipped for twice that time, "
+        "and for twice as long each further time; the trainer rank sends the data"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
-        "road.peer.stall", "A reader or server whose bytes have stopped for so long is given up"),
+        "road.peer.stall", "A reader or server that moves no bytes for this long is dropped"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(farewell)>(
-        "road.peer.farewell",
-        "So long a trainer that ends still serves rollouts that are connected"),
+        "road.peer.farewell", "How long a trainer that ends still serves connected rollouts"),
 };
 #undef DRIFTLESS_FIELD
 

@@ -59,7 +59,7 @@ enum class Ask : std::uint8_t {
 struct Exchange {
   std::vector<ByteRange> kept = {};    // it serves these from now on
   std::vector<ByteRange> wanted = {};  // only these; earlier assignments end
-  std::uint64_t most_bytes = 0;        // limit for the trainer rank, and the same for receivers
+  std::uint64_t most_bytes = 0;        // most from the trainer rank; as many again from receivers
   // Sources that no longer have the bytes, did not send them in time, or sent wrong ones.
   std::vector<std::uint64_t> gone = {}, late = {}, damaged = {};
 

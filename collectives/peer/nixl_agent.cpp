@@ -49,9 +49,9 @@ Result<std::shared_ptr<NixlAgent>> NixlAgent::make(const std::string& library, N
   const std::string name = "driftless-" + to_hex(random_hash128());
   const int made = calls->create_configured_agent(name.c_str(), &config, &agent);
   if (made != kNixlDone) return failed("making an agent", made);
-  const std::shared_ptr<NixlAgent> own(new NixlAgent(calls, agent));
-  DRIFTLESS_RETURN_IF_ERROR(own->make_backend());
-  return own;
+  const std::shared_ptr<NixlAgent> wrapped(new NixlAgent(calls, agent));
+  DRIFTLESS_RETURN_IF_ERROR(wrapped->make_backend());
+  return wrapped;
 }
 
 Status NixlAgent::make_backend() {
@@ -79,17 +79,20 @@ NixlAgent::~NixlAgent() {
   for (const std::span<std::byte> each : covered_) ::munmap(each.data(), each.size());
 }
 
-Result<void*> NixlAgent::add_now(std::span<std::byte> memory) {
+Result<void*> NixlAgent::add_now(std::span<std::byte> memory, const NixlWhere& where) {
   const std::scoped_lock lock(mutex_);
   Owned list(calls_->destroy_reg_dlist);
-  int code = calls_->create_reg_dlist(kNixlHostMemory, list.out());
+  int code = calls_->create_reg_dlist(where.kind, list.out());
   if (code == kNixlDone) {
-    code = calls_->reg_dlist_add_desc(list.get(), address_of(memory.data()), memory.size(), 0,
-                                      nullptr, 0);
+    code = calls_->reg_dlist_add_desc(list.get(), address_of(memory.data()), memory.size(),
+                                      where.device, nullptr, 0);
   }
   if (code == kNixlDone) code = calls_->register_mem(agent_, list.get(), options_);
   if (code != kNixlDone) {
-    return failed(concat("registering ", memory.size(), " bytes of memory"), code);
+    const bool host = where.kind == kNixlHostMemory;
+    return failed(concat("registering ", memory.size(), " bytes of ",
+                         host ? std::string("memory") : concat("GPU ", where.device, "'s memory")),
+                  code);
   }
   ++additions_;
   described_.bytes.clear();
@@ -104,22 +107,23 @@ void NixlAgent::remove(void* list) {
   described_.bytes.clear();
 }
 
-Result<std::shared_ptr<const void>> NixlAgent::add(std::span<std::byte> memory) {
-  DRIFTLESS_ASSIGN_OR_RETURN(void* const list, add_now(memory));
+Result<std::shared_ptr<const void>> NixlAgent::add(std::span<std::byte> memory,
+                                                   const NixlWhere& where) {
+  DRIFTLESS_ASSIGN_OR_RETURN(void* const list, add_now(memory, where));
   return std::shared_ptr<const void>(
-      memory.data(), [own = shared_from_this(), list](const void*) { own->remove(list); });
+      memory.data(), [self = shared_from_this(), list](const void*) { self->remove(list); });
 }
 
 Result<std::shared_ptr<const void>> NixlAgent::expose(std::span<std::byte> mapping) {
-  DRIFTLESS_ASSIGN_OR_RETURN(void* const list, add_now(mapping));
+  DRIFTLESS_ASSIGN_OR_RETURN(void* const list, add_now(mapping, {}));
   return std::shared_ptr<const void>(
-      mapping.data(), [own = shared_from_this(), list, mapping](const void*) {
-        own->remove(list);
+      mapping.data(), [self = shared_from_this(), list, mapping](const void*) {
+        self->remove(list);
         // If this fails the pages stay, which only costs memory.
         ::mmap(mapping.data(), mapping.size(), PROT_READ,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        const std::scoped_lock lock(own->mutex_);
-        own->covered_.push_back(mapping);
+        const std::scoped_lock lock(self->mutex_);
+        self->covered_.push_back(mapping);
       });
 }
 
@@ -150,14 +154,16 @@ void NixlAgent::forget(const std::string& name) {
   static_cast<void>(calls_->invalidate_remote_md(agent_, name.c_str()));
 }
 
-Result<NixlRead> NixlAgent::start(const std::string& name, std::span<const NixlMove> moves) {
+Result<NixlRead> NixlAgent::start(const std::string& name, std::span<const NixlMove> moves,
+                                  const NixlWhere& into) {
   const std::scoped_lock lock(mutex_);
   Owned local(calls_->destroy_xfer_dlist), remote(calls_->destroy_xfer_dlist);
-  int code = calls_->create_xfer_dlist(kNixlHostMemory, local.out());
+  int code = calls_->create_xfer_dlist(into.kind, local.out());
   if (code == kNixlDone) code = calls_->create_xfer_dlist(kNixlHostMemory, remote.out());
   for (const NixlMove& each : moves) {
     if (code != kNixlDone) break;
-    code = calls_->xfer_dlist_add_desc(local.get(), address_of(each.to), each.size_bytes, 0);
+    code =
+        calls_->xfer_dlist_add_desc(local.get(), address_of(each.to), each.size_bytes, into.device);
     if (code == kNixlDone) {
       code = calls_->xfer_dlist_add_desc(remote.get(), each.from, each.size_bytes, 0);
     }

@@ -33,6 +33,12 @@ struct NixlMove {
   std::uint64_t size_bytes = 0;
 };
 
+// Where registered memory lies: on the host, or on a GPU.
+struct NixlWhere {
+  int kind = kNixlHostMemory;
+  std::uint64_t device = 0;  // the GPU's number
+};
+
 // A read in progress. NIXL cannot cancel it: its memory stays registered and unused until
 // NixlAgent::ended() returns true.
 using NixlRead = void*;
@@ -47,7 +53,8 @@ class NixlAgent : public std::enable_shared_from_this<NixlAgent> {
   NixlAgent& operator=(const NixlAgent&) = delete;
 
   // Registers memory until the result is destroyed; the result keeps the agent alive.
-  [[nodiscard]] Result<std::shared_ptr<const void>> add(std::span<std::byte> memory);
+  [[nodiscard]] Result<std::shared_ptr<const void>> add(std::span<std::byte> memory,
+                                                        const NixlWhere& where = {});
   // The same for a mapping of whole pages that other processes read by address; takes the mapping
   // over. After the result is destroyed, its addresses read as zeros until the agent is destroyed:
   // NIXL reads any address that a late reader requests, even if no memory is registered there.
@@ -58,8 +65,10 @@ class NixlAgent : public std::enable_shared_from_this<NixlAgent> {
   [[nodiscard]] Result<std::string> load(std::string_view description);
   void forget(const std::string& name);
 
-  // kIo if the other agent cannot be reached.
-  [[nodiscard]] Result<NixlRead> start(const std::string& name, std::span<const NixlMove> moves);
+  // Reads host memory of the other agent. `into`: where the moves' own memory lies. kIo if the
+  // other agent cannot be reached.
+  [[nodiscard]] Result<NixlRead> start(const std::string& name, std::span<const NixlMove> moves,
+                                       const NixlWhere& into = {});
   // Whether the read has ended; kIo if it failed. Call it until it returns true or an error, and
   // not again: it then releases the read.
   [[nodiscard]] Result<bool> ended(NixlRead read);
@@ -67,7 +76,7 @@ class NixlAgent : public std::enable_shared_from_this<NixlAgent> {
  private:
   NixlAgent(const NixlCalls* calls, void* agent) : calls_(calls), agent_(agent) {}
   [[nodiscard]] Status make_backend();
-  [[nodiscard]] Result<void*> add_now(std::span<std::byte> memory);
+  [[nodiscard]] Result<void*> add_now(std::span<std::byte> memory, const NixlWhere& where);
   void remove(void* list);
 
   const NixlCalls* const calls_;

@@ -57,13 +57,14 @@ const char* find_calls(void* library, NixlCalls& calls) {
 
 // The paths of PyPI's packages, relative to the library or program that contains this code.
 std::vector<std::string> beside_us() {
-  Dl_info own{};
-  if (dladdr(reinterpret_cast<void*>(&nixl_calls), &own) == 0 || own.dli_fname == nullptr) {
+  Dl_info this_module{};
+  if (dladdr(reinterpret_cast<void*>(&nixl_calls), &this_module) == 0 ||
+      this_module.dli_fname == nullptr) {
     return {};
   }
   std::vector<std::string> places;
   std::error_code failure;
-  fs::path folder = fs::absolute(own.dli_fname, failure).parent_path();
+  fs::path folder = fs::absolute(this_module.dli_fname, failure).parent_path();
   for (int up = 0; up < 3 && !failure; ++up, folder = folder.parent_path()) {
     for (const char* const package : {".nixl_cu13.mesonpy.libs", ".nixl_cu12.mesonpy.libs"}) {
       const fs::path there = folder / package / kLibrary;

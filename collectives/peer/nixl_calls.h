@@ -20,6 +20,7 @@ inline constexpr int kNixlDone = 0;
 inline constexpr int kNixlInProgress = 1;
 
 inline constexpr int kNixlHostMemory = 0;
+inline constexpr int kNixlDeviceMemory = 1;
 inline constexpr int kNixlReadOperation = 0;
 inline constexpr int kNixlOneThread = 0;    // one thread calls its agent
 inline constexpr int kNixlManyThreads = 1;  // several threads do; NIXL locks a mutex

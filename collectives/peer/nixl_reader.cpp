@@ -41,8 +41,8 @@ std::uint64_t NixlReader::quarantined_bytes() {
   std::erase_if(given_up_, [&](const GivenUp& each) {
     const Result<bool> ended = agent_->ended(each.read);
     const bool over = !ended.ok() || *ended;
-    if (over) each.memory->spoil();
-    if (!over) bytes += each.memory->bytes().size();
+    if (over && each.memory.lease != nullptr) each.memory.lease->spoil();
+    if (!over) bytes += each.memory.bytes;
     return over;
   });
   memory_->set_used(bytes);
@@ -90,7 +90,8 @@ Result<std::uint64_t> NixlReader::find_place(unsigned rank, const AskPlace& ask)
   Loaded& loaded = loaded_[rank];
   DRIFTLESS_ASSIGN_OR_RETURN(const Place place, ask(loaded.known));
   if (place.description.empty() && (loaded.known == 0 || place.state != loaded.known)) {
-    return error(StatusCode::kCorrupt, "peer: NIXL: an answer without what the rank serves");
+    return error(StatusCode::kCorrupt,
+                 "peer: NIXL: an answer that does not list what the rank serves");
   }
   DRIFTLESS_RETURN_IF_ERROR(load(loaded, place));
   return place.address;
@@ -99,12 +100,54 @@ Result<std::uint64_t> NixlReader::find_place(unsigned rank, const AskPlace& ask)
 Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::string& part,
                                                  std::span<const ByteRange> ranges,
                                                  const AskPlace& ask, const Deadline& deadline) {
+  const RangePlaces places(ranges);
+  DRIFTLESS_RETURN_IF_ERROR(check_quarantine());
+  // The rank first: it refuses a wrong size before memory of that size is allocated.
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t address, find_place(rank, ask));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::shared_ptr<ReadLease> lease,
+      memory_->take(places.total_bytes(), concat("peer: part '", part, "'")));
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    pieces.push_back({ranges[i], places.of(i, lease->bytes().data()).data()});
+  }
+  const Memory memory{{}, lease->bytes().size(), lease, nullptr, nullptr};
+  DRIFTLESS_RETURN_IF_ERROR(read_pieces(rank, part, address, pieces, memory, ask, deadline));
+  return places.files(part, lease, lease->bytes().data());
+}
+
+bool NixlReader::takes(const DeviceSpace& space) {
+  if (no_device_ || device_memory_ == space.allocation) return !no_device_;
+  device_registration_.reset();
+  device_memory_ = space.allocation;
+  auto added = agent_->add({space.allocation.get(), space.allocation_bytes},
+                           {kNixlDeviceMemory, static_cast<std::uint64_t>(space.device)});
+  no_device_ = !added.ok();
+  if (no_device_) device_memory_.reset();
+  if (added.ok()) device_registration_ = std::move(*added);
+  return !no_device_;
+}
+
+Status NixlReader::read_to_device(unsigned rank, const std::string& part,
+                                  std::span<const DeviceRange> ranges, const DeviceSpace& space,
+                                  const AskPlace& ask, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_quarantine());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t address, find_place(rank, ask));
-  const RangePlaces places(ranges);
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::shared_ptr<ReadLease> memory,
-      memory_->take(places.total_bytes(), concat("peer: part '", part, "'")));
+  std::vector<Piece> pieces;
+  for (const DeviceRange& each : ranges) {
+    pieces.push_back({each.range, space.memory.get() + each.to});
+  }
+  const Memory memory{{kNixlDeviceMemory, static_cast<std::uint64_t>(space.device)},
+                      space.allocation_bytes,
+                      nullptr,
+                      space.memory,
+                      device_registration_};
+  return read_pieces(rank, part, address, pieces, memory, ask, deadline);
+}
+
+Status NixlReader::read_pieces(unsigned rank, const std::string& part, std::uint64_t address,
+                               std::span<const Piece> pieces, const Memory& memory,
+                               const AskPlace& ask, const Deadline& deadline) {
   std::vector<NixlMove> moves;
   std::uint64_t bytes = 0;
   bool first = true;
@@ -113,7 +156,7 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
     if (!std::exchange(first, false)) {  // makes the rank keep the part longer
       DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t again, find_place(rank, ask));
       if (again != address) {
-        return error(StatusCode::kIncomplete, "peer: part '", part, "' was made anew meanwhile");
+        return error(StatusCode::kIncomplete, "peer: part '", part, "' was replaced meanwhile");
       }
     }
     DRIFTLESS_RETURN_IF_ERROR(move(loaded_[rank], moves, memory, deadline));
@@ -121,9 +164,9 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
     bytes = 0;
     return {};
   };
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    std::span<std::byte> into = places.of(i, memory->bytes().data());
-    for (std::uint64_t from = address + ranges[i].offset; !into.empty();) {
+  for (const Piece& piece : pieces) {
+    std::span<std::byte> into(piece.to, piece.range.size_bytes);
+    for (std::uint64_t from = address + piece.range.offset; !into.empty();) {
       const std::size_t some = std::min<std::size_t>(into.size(), kReadBytes - bytes);
       moves.push_back({into.data(), from, some});
       into = into.subspan(some);
@@ -132,14 +175,13 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
       if (bytes == kReadBytes || moves.size() == kReadMoves) DRIFTLESS_RETURN_IF_ERROR(flush());
     }
   }
-  DRIFTLESS_RETURN_IF_ERROR(flush());
-  return places.files(part, memory, memory->bytes().data());
+  return flush();
 }
 
-Status NixlReader::move(Loaded& from, std::span<const NixlMove> moves,
-                        const std::shared_ptr<ReadLease>& memory, const Deadline& deadline) {
+Status NixlReader::move(Loaded& from, std::span<const NixlMove> moves, const Memory& memory,
+                        const Deadline& deadline) {
   const Deadline soon = deadline.sooner(options_.stall);
-  const Result<NixlRead> read = agent_->start(from.name, moves);
+  const Result<NixlRead> read = agent_->start(from.name, moves, memory.where);
   if (!read.ok()) {
     forget(from);
     return read.status();
@@ -147,7 +189,7 @@ Status NixlReader::move(Loaded& from, std::span<const NixlMove> moves,
   for (;;) {
     const Result<bool> ended = agent_->ended(*read);
     if (!ended.ok()) {
-      memory->spoil();
+      if (memory.lease != nullptr) memory.lease->spoil();
       forget(from);
       return ended.status();
     }

@@ -27,17 +27,17 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
   OpenRoad open;
   open.sender = [road]() -> Result<std::unique_ptr<SendRoad>> {
     DRIFTLESS_ASSIGN_OR_RETURN(road->meeting.reached_by,
-                               hub::own_host_towards(road->options.hub.address));
+                               hub::local_host_towards(road->options.hub.address));
     return make_sender(road);
   };
   open.receiver = [road] {
     // Without an address it serves nothing to other rollouts.
-    const Result<std::string> host = hub::own_host_towards(road->options.hub.address);
+    const Result<std::string> host = hub::local_host_towards(road->options.hub.address);
     if (host.ok()) road->meeting.reached_by = *host;
     return make_receiver(road);
   };
-  open.tell_end = [road](std::string_view text) { return tell_end(*road, text); };
-  open.hear_end = [road] { return hear_end(*road); };
+  open.publish_end = [road](std::string_view text) { return publish_end(*road, text); };
+  open.fetch_end = [road] { return fetch_end(*road); };
   return open;
 }
 

@@ -27,8 +27,8 @@ class Segment {
   [[nodiscard]] std::uint64_t capacity() const { return capacity_; }
   [[nodiscard]] const Descriptor& descriptor() const { return file_; }
 
-  // Whether other hosts read it by address. The exposure's maker then unmaps it: once the exposure
-  // is destroyed, the mapping no longer belongs to this segment.
+  // Whether other hosts read it by address. The maker of the exposure then owns the mapping, and
+  // unmaps it; this segment does not.
   [[nodiscard]] bool exposed() const { return exposure_ != nullptr; }
   void set_exposure(std::shared_ptr<const void> exposure) const { exposure_ = std::move(exposure); }
 

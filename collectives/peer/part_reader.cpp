@@ -33,7 +33,8 @@ Result<hub::Admission> prove_to(const Socket& socket, const std::string& token,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof,
                              hub::read_all(socket, hub::kProofBytes, deadline));
   if (hub::same_proof(proof, expected)) return mine;
-  return error(StatusCode::kInvalidArgument, "peer: what serves there does not know the token");
+  return error(StatusCode::kInvalidArgument,
+               "peer: the process that serves there does not have the token");
 }
 
 Result<Descriptor> receive_descriptor(const Socket& socket, const Deadline& deadline) {
@@ -152,11 +153,11 @@ Result<Answer> PartReader::ask(Connection& connection, const Want& want, const D
   return parse_answer(content);
 }
 
-Result<std::vector<MappedFile>> PartReader::read_by_nixl(Connection& connection, const Want& want,
-                                                         std::span<const ByteRange> ranges,
-                                                         const Deadline& deadline) {
+template <typename Got, typename Read>
+Result<Got> PartReader::read_by_nixl(Connection& connection, const Want& want,
+                                     const Deadline& deadline, const Read& read) {
   Want place = want;
-  const auto ask_place = [&](std::uint64_t known) -> Result<Place> {
+  const NixlReader::AskPlace ask_place = [&](std::uint64_t known) -> Result<Place> {
     place.known = known;
     const Deadline soon = deadline.sooner(options_.stall);
     DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer, ask(connection, place, soon));
@@ -165,14 +166,12 @@ Result<std::vector<MappedFile>> PartReader::read_by_nixl(Connection& connection,
                                next_message(connection, kMaxDescriptionBytes + 64, soon));
     return parse_place(content);
   };
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      std::vector<MappedFile> files,
-      nixl_->read(connection.to.rank, want.name, ranges, ask_place, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(Got got, read(ask_place));
   // The rank need not keep the part any longer.
   place.by = Means::kDone;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string done, connection.writer.frame(to_bytes(place)));
   static_cast<void>(hub::write_all(connection.socket, done, deadline.sooner(options_.stall)));
-  return files;
+  return got;
 }
 
 Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, const Want& want,
@@ -258,9 +257,33 @@ Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const Pub
               : any && carrier == PeerCarrier::kNixl ? Means::kPlace
                                                      : Means::kBytes;
     if (want.by != Means::kPlace) want.ranges.assign(ranges.begin(), ranges.end());
-    Result<std::vector<MappedFile>> got = want.by == Means::kPlace
-                                              ? read_by_nixl(connection, want, ranges, deadline)
-                                              : read_over(connection, want, part, deadline);
+    Result<std::vector<MappedFile>> got =
+        want.by == Means::kPlace
+            ? read_by_nixl<std::vector<MappedFile>>(
+                  connection, want, deadline,
+                  [&](const NixlReader::AskPlace& ask_place) {
+                    return nixl_->read(from.rank, want.name, ranges, ask_place, deadline);
+                  })
+            : read_over(connection, want, part, deadline);
+    if (got.ok()) carrier_ = carrier;
+    return got;
+  });
+}
+
+Result<bool> PartReader::read_to_device(const Endpoint& from, const PublicationId& id,
+                                        const PartReceipt& part,
+                                        std::span<const DeviceRange> ranges,
+                                        const DeviceSpace& space, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const PeerCarrier carrier, carrier_to(from));
+  if (carrier != PeerCarrier::kNixl || !nixl_->takes(space) || part.size_bytes == 0) return false;
+  const Want want{.id = id, .name = part.name, .size_bytes = part.size_bytes, .by = Means::kPlace};
+  return exchange<bool>(from, deadline, [&](Connection& connection) {
+    Result<bool> got = read_by_nixl<bool>(
+        connection, want, deadline, [&](const NixlReader::AskPlace& ask_place) -> Result<bool> {
+          DRIFTLESS_RETURN_IF_ERROR(
+              nixl_->read_to_device(from.rank, want.name, ranges, space, ask_place, deadline));
+          return true;
+        });
     if (got.ok()) carrier_ = carrier;
     return got;
   });

@@ -29,6 +29,12 @@ class PartReader {
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
+  // Reads into memory of a GPU by NIXL. False: nothing was read, because another carrier reaches
+  // the rank, or NIXL cannot register that memory.
+  [[nodiscard]] Result<bool> read_to_device(const Endpoint& from, const PublicationId& id,
+                                            const PartReceipt& part,
+                                            std::span<const DeviceRange> ranges,
+                                            const DeviceSpace& space, const Deadline& deadline);
   // The hash of each chunk, from a trainer rank. The manifest does not prove these hashes: they
   // show which source sent wrong bytes, and the caller proves the whole part.
   [[nodiscard]] Result<std::vector<Hash128>> chunk_hashes(const Endpoint& from,
@@ -59,10 +65,10 @@ class PartReader {
                                                           const Deadline& deadline);
   [[nodiscard]] Result<std::vector<Hash128>> hashes_over(Connection& connection, const Want& want,
                                                          const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<MappedFile>> read_by_nixl(Connection& connection,
-                                                             const Want& want,
-                                                             std::span<const ByteRange> ranges,
-                                                             const Deadline& deadline);
+  // Calls `read` with a function that asks for the part's place.
+  template <typename Got, typename Read>
+  [[nodiscard]] Result<Got> read_by_nixl(Connection& connection, const Want& want,
+                                         const Deadline& deadline, const Read& read);
   [[nodiscard]] Result<std::string> next_message(Connection& connection, std::uint64_t most,
                                                  const Deadline& deadline);
   [[nodiscard]] Result<Answer> ask(Connection& connection, const Want& want,

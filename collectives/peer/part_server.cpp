@@ -245,9 +245,9 @@ Status PartServer::admit(Connection& connection, std::string* key) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string nonce, hub::new_nonce());
   DRIFTLESS_RETURN_IF_ERROR(
       hub::write_all(connection.socket, concat(hub::kGreeting, nonce), deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string said,
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof,
                              hub::read_all(connection.socket, hub::kClientProofBytes, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, hub::admit(token_, nonce, said));
+  DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, hub::admit(token_, nonce, proof));
   DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, admitted.answer, deadline));
   *key = admitted.key;
   const std::scoped_lock lock(mutex_);

@@ -45,8 +45,8 @@ struct Road {
 [[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
                                            const Deadline& deadline);
 // [leader] Reports the end of the run; then waits until connected receivers have left.
-[[nodiscard]] Status tell_end(const Road& road, std::string_view text);
+[[nodiscard]] Status publish_end(const Road& road, std::string_view text);
 // [receiver] Empty before the end, or if the leader does not answer.
-[[nodiscard]] Result<std::optional<std::string>> hear_end(const Road& road);
+[[nodiscard]] Result<std::optional<std::string>> fetch_end(const Road& road);
 
 }  // namespace driftless::peer

@@ -82,7 +82,7 @@ void ReadMemory::give_back(ReadBlock block) {
   trim();
 }
 
-// Frees the smallest blocks first: a large one also serves small reads, up to a factor.
+// Frees the smallest blocks first: a larger one also serves reads of half its size.
 void ReadMemory::trim() {
   while (!spare_.empty() && spare_bytes_ + used_ > most_) {
     spare_bytes_ -= spare_.begin()->first;

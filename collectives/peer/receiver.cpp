@@ -44,7 +44,7 @@ class Receiver final : public ReceiveRoad {
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff backoff = look_again();
     do {
-      // A look has time even if there is none to wait.
+      // Asks the leader once even if the deadline has passed.
       const bool short_of_time = deadline.remaining() < kEndTime;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids,
                                  list(short_of_time ? Deadline::after(kEndTime) : deadline));
@@ -82,6 +82,22 @@ class Receiver final : public ReceiveRoad {
     return files;
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
+
+  [[nodiscard]] bool fetches_to_device() const override { return true; }
+  Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
+                         std::span<const DeviceRange> ranges, const DeviceSpace& space,
+                         const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+    std::vector<ByteRange> wanted;
+    for (const DeviceRange& each : ranges) wanted.push_back(each.range);
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("peer", id, part, wanted));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Reply reply,
+                               client_.ask({.ask = Ask::kEndpoints, .id = id}, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Endpoint* const at, rank_of(part, reply));
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool done,
+                               reader_.read_to_device(*at, id, part, ranges, space, deadline));
+    return done ? Status() : ReceiveRoad::fetch_to_device(id, part, ranges, space, deadline);
+  }
 
   // True if the bytes so far came over TCP.
   [[nodiscard]] bool serves_others() const override {
@@ -161,7 +177,7 @@ Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& 
   return std::unique_ptr<ReceiveRoad>(std::make_unique<Receiver>(road, std::move(token)));
 }
 
-Result<std::optional<std::string>> hear_end(const Road& road) {
+Result<std::optional<std::string>> fetch_end(const Road& road) {
   if (road.client == nullptr) return std::optional<std::string>();
   const Result<Reply> reply = road.client->ask({.ask = Ask::kEnd}, Deadline::after(kEndTime));
   if (!reply.ok() || reply->text.empty()) return std::optional<std::string>();

@@ -164,7 +164,7 @@ class Sender final : public SendRoad {
     return leader_.published(id, deadline);
   }
 
-  // Versions that are not listed ended with their processes.
+  // This road forgets versions that it does not list.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return leader_.board()->receivers(); }
   [[nodiscard]] std::vector<std::string> left() const override {
@@ -205,11 +205,11 @@ class Sender final : public SendRoad {
   std::optional<Begun> begun_;
 };
 
-Result<Leader> find_leader(Road& road, const Endpoint& own) {
+Result<Leader> find_leader(Road& road, const Endpoint& endpoint) {
   if (road.rank == 0) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub, road.meeting.hub());
     try {
-      road.board = std::make_shared<Board>(road.options, road.ranks, own, std::move(hub));
+      road.board = std::make_shared<Board>(road.options, road.ranks, endpoint, std::move(hub));
     } catch (const std::system_error& failure) {
       return error(StatusCode::kIo, "peer: no thread for the leader: ", failure.what());
     }
@@ -217,7 +217,7 @@ Result<Leader> find_leader(Road& road, const Endpoint& own) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, road.meeting.connector());
   Request hello{
-      .ask = Ask::kHello, .ranks = road.ranks, .start = road.options.start, .endpoint = own};
+      .ask = Ask::kHello, .ranks = road.ranks, .start = road.options.start, .endpoint = endpoint};
   return Leader(nullptr, std::make_shared<Client>(std::move(connector), std::move(hello),
                                                   road.meeting.leader));
 }
@@ -234,7 +234,7 @@ Result<std::unique_ptr<SendRoad>> make_sender(const std::shared_ptr<Road>& road)
       std::make_unique<Sender>(road, std::move(leader), std::move(store), std::move(server)));
 }
 
-Status tell_end(const Road& road, std::string_view text) {
+Status publish_end(const Road& road, std::string_view text) {
   if (road.board == nullptr) return {};
   road.board->set_end(text);
   // The wait reports receivers that have not left by then; they do not make the run a failure.

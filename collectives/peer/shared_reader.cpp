@@ -26,11 +26,11 @@ constexpr std::size_t kMostConnections = 32;  // to receivers, in addition to th
 std::uint64_t end_of_range(const ByteRange& range) { return range.offset + range.size_bytes; }
 
 PeerOptions towards_receivers(const PeerOptions& options) {
-  PeerOptions own = options;
-  own.carrier = PeerCarrier::kTcp;
-  own.stall = options.late;
-  own.read_bytes = kKeptForReads;
-  return own;
+  PeerOptions adjusted = options;
+  adjusted.carrier = PeerCarrier::kTcp;
+  adjusted.stall = options.late;
+  adjusted.read_bytes = kKeptForReads;
+  return adjusted;
 }
 
 }  // namespace
@@ -394,10 +394,11 @@ bool SharedReader::reads(const Endpoint& rank, const PartReceipt& part, std::uin
 Status SharedReader::start_server() {
   if (server_ != nullptr) return {};
   if (reached_by_.empty()) return error(StatusCode::kIo, "peer: no address to serve on");
-  PeerOptions own = options_;
-  own.address.clear();  // that setting is for trainer ranks
-  own.carrier = PeerCarrier::kTcp;
-  DRIFTLESS_ASSIGN_OR_RETURN(server_, make_part_server(own, kNoRank, reached_by_, kept_.store()));
+  PeerOptions adjusted = options_;
+  adjusted.address.clear();  // that setting is for trainer ranks
+  adjusted.carrier = PeerCarrier::kTcp;
+  DRIFTLESS_ASSIGN_OR_RETURN(server_,
+                             make_part_server(adjusted, kNoRank, reached_by_, kept_.store()));
   return {};
 }
 

@@ -34,8 +34,9 @@ Result<Tracker::Part*> Tracker::part_of(const Request& request, std::uint64_t pu
   Part& part = found->second;
   if (made && request.bytes > publication_bytes - publication.bytes) {
     publication.parts.erase(found);
-    return error(StatusCode::kNoSpace, "peer: ", to_string(request.id), " has no part of ",
-                 request.bytes, " bytes beside those that were asked for");
+    return error(StatusCode::kNoSpace, "peer: a part of ", request.bytes,
+                 " bytes does not fit into ", to_string(request.id),
+                 " beside its other requested parts");
   }
   if (made) {
     part.size_bytes = request.bytes;

@@ -45,8 +45,8 @@ class Examination {
     if (!find_directory()) return std::move(findings_);
     examine_space();
     if (!options_.foreign_base.empty()) return std::move(findings_);
-    own_ = join_path(place_, concat(".doctor.", to_hex(random_hash128()), ".tmp"));
-    if (const Status made = fs_.make_directory(own_); !made.ok()) {
+    scratch_dir_ = join_path(place_, concat(".doctor.", to_hex(random_hash128()), ".tmp"));
+    if (const Status made = fs_.make_directory(scratch_dir_); !made.ok()) {
       findings_.push_back(failed("write", made, kOtherDirectory));
       return std::move(findings_);
     }
@@ -55,8 +55,8 @@ class Examination {
       rename();
       if (in_time()) lock();
     }
-    if (const Status removed = remove_tree(fs_, own_); !removed.ok()) {
-      findings_.push_back(failed("remove", removed, concat("remove ", own_)));
+    if (const Status removed = remove_tree(fs_, scratch_dir_); !removed.ok()) {
+      findings_.push_back(failed("remove", removed, concat("remove ", scratch_dir_)));
     }
     return std::move(findings_);
   }
@@ -71,7 +71,7 @@ class Examination {
   bool in_time() {
     if (!deadline_.expired()) return true;
     add("deadline", kFail, "the file system is slow: not everything was tried",
-        "use a faster file system, or look what keeps it busy");
+        "use a faster file system, or find what keeps it busy");
     return false;
   }
 
@@ -137,7 +137,7 @@ class Examination {
   // Tests that files like a publication's can be written and synced, and compares the server's
   // time.
   bool write_and_sync() {
-    const std::string path = join_path(own_, "file");
+    const std::string path = join_path(scratch_dir_, "file");
     Result<std::unique_ptr<File>> file = fs_.create(path);
     if (!file.ok()) return refuse("write", file.status());
     const std::vector<std::byte> block(std::size_t{64} << 10, std::byte{0x5A});
@@ -153,7 +153,9 @@ class Examination {
       const std::chrono::duration<double, std::milli> took = environment().now() - begin;
       slowest_ms = std::max(slowest_ms, took.count());
     }
-    if (const Status done = fs_.sync_directory(own_); !done.ok()) return refuse("fsync", done);
+    if (const Status done = fs_.sync_directory(scratch_dir_); !done.ok()) {
+      return refuse("fsync", done);
+    }
     const bool slow = slowest_ms > kSlowSyncMs;
     add("fsync", slow ? kWarn : kOk,
         concat("slowest of ", kSyncs, ": ", fixed_text(slowest_ms), " ms"),
@@ -172,10 +174,10 @@ class Examination {
     const bool apart = std::abs(seconds) > kSkewSeconds;
     add("clock", apart ? kWarn : kOk,
         concat("the file server's clock is ", fixed_text(seconds), " s from this host's"),
-        apart ? "versions are right all the same, times of records are not: run NTP" : "");
+        apart ? "versions are correct, but times in records are not: run NTP" : "");
   }
 
-  // Whether a call was refused because the name exists. Reports it if not.
+  // True if the call was refused because the name exists. Otherwise adds a finding.
   bool taken(std::string_view check, const Status& status, std::string_view done_anyway) {
     if (status.code() == StatusCode::kAlreadyExists) return true;
     if (!status.ok()) return refuse(check, status);
@@ -186,17 +188,17 @@ class Examination {
 
   // Tests two publishers that begin the same version: the second one must be refused.
   void exclusive() {
-    const Status again = fs_.create(join_path(own_, "file")).status();
+    const Status again = fs_.create(join_path(scratch_dir_, "file")).status();
     if (taken("exclusive create", again, "a file that is there was created again")) {
       add("exclusive create", kOk, "honoured");
     }
   }
 
   void rename() {
-    const std::string from = join_path(own_, "from"), to = join_path(own_, "to");
+    const std::string from = join_path(scratch_dir_, "from"), to = join_path(scratch_dir_, "to");
     Status done = fs_.make_directory(from);
     if (done.ok()) done = fs_.rename_new(from, to);
-    if (done.ok()) done = fs_.sync_directory(own_);
+    if (done.ok()) done = fs_.sync_directory(scratch_dir_);
     if (done.ok()) done = fs_.make_directory(from);
     if (!done.ok()) {
       refuse("rename", done);
@@ -206,7 +208,7 @@ class Examination {
   }
 
   void lock() {
-    const std::string path = join_path(own_, "lock");
+    const std::string path = join_path(scratch_dir_, "lock");
     const auto first = fs_.lock(path, std::chrono::milliseconds(0));
     if (!first.ok()) {
       findings_.push_back(failed("lock", first.status(),
@@ -228,7 +230,7 @@ class Examination {
   const SharedFsOptions& options_;
   const std::uint64_t space_bytes_;
   const Deadline& deadline_;
-  std::string place_, own_;
+  std::string place_, scratch_dir_;
   std::vector<Finding> findings_;
 };
 

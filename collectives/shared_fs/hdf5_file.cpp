@@ -138,12 +138,12 @@ Result<std::uint64_t> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5M
 }
 
 Result<std::vector<std::uint64_t>> Hdf5VersionFile::place(
-    const std::vector<Hdf5Message>& announced) {
+    const std::vector<Hdf5Message>& announcements) {
   const Hdf5Scope scope;
-  std::vector<std::uint64_t> places(announced.size(), kHdf5Nowhere);
-  for (unsigned rank = 0; rank < announced.size(); ++rank) {
-    if (announced[rank].kind != Hdf5Message::kPart) continue;
-    DRIFTLESS_ASSIGN_OR_RETURN(places[rank], create_dataset(rank, announced[rank]));
+  std::vector<std::uint64_t> places(announcements.size(), kHdf5Nowhere);
+  for (unsigned rank = 0; rank < announcements.size(); ++rank) {
+    if (announcements[rank].kind != Hdf5Message::kPart) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(places[rank], create_dataset(rank, announcements[rank]));
   }
   return places;
 }

@@ -26,7 +26,7 @@ herr_t note(unsigned, const H5E_error2_t* entry, void* data) {
   return 0;
 }
 
-bool says_no_space(std::string_view text) {
+bool names_no_space(std::string_view text) {
   for (const std::string_view sign : {"No space left", "MPI_ERR_NO_SPACE", "Disk quota exceeded"}) {
     if (text.find(sign) != std::string_view::npos) return true;
   }
@@ -47,7 +47,7 @@ Status hdf5_error(StatusCode code, std::string_view what) {
   (void)H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note, &text);
   (void)H5Eclear2(H5E_DEFAULT);
   if (text.first.empty()) return error(code, what, ": HDF5 gave no reason");
-  if (says_no_space(text.first) || says_no_space(text.last)) code = StatusCode::kNoSpace;
+  if (names_no_space(text.first) || names_no_space(text.last)) code = StatusCode::kNoSpace;
   if (text.first == text.last) return error(code, what, ": HDF5: ", text.first);
   return error(code, what, ": HDF5: ", text.first, "; ", text.last);
 }

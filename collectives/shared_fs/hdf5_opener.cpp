@@ -32,8 +32,8 @@ Result<OpenRoad> open_hdf5(const RoadOptions& given, const RoadPlace& place) {
 constinit const RoadOpener kHdf5Opener{.open = shared_fs::open_hdf5,
                                        .history = shared_fs::hdf5_history,
                                        .withdraw_end = shared_fs::withdraw_end,
-                                       .tell_end = shared_fs::tell_end,
-                                       .hear_end = shared_fs::hear_end,
+                                       .publish_end = shared_fs::publish_end,
+                                       .fetch_end = shared_fs::fetch_end,
                                        .signs = shared_fs::signs,
                                        .examine = shared_fs::examine};
 

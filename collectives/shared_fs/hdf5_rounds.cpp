@@ -30,12 +30,12 @@ Result<Hash128> read_hdf5_attempt_id(const std::string& directory) {
 
 Result<std::unique_ptr<Hdf5Exchange>> Hdf5Exchange::create(MPI_Comm ranks) {
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const mpi_rma::OwnComm own,
+      const mpi_rma::DuplicatedComm comm,
       mpi_rma::duplicate_comm(ranks, "the communicator of the publisher ranks"));
-  std::unique_ptr<Hdf5Exchange> exchange(new Hdf5Exchange(own));
+  std::unique_ptr<Hdf5Exchange> exchange(new Hdf5Exchange(comm));
   exchange->buffers_ = std::make_unique<Buffers>();
-  exchange->buffers_->heard.resize(own.size);
-  exchange->buffers_->places.resize(own.size);
+  exchange->buffers_->messages.resize(comm.size);
+  exchange->buffers_->places.resize(comm.size);
   return exchange;
 }
 
@@ -45,22 +45,22 @@ Hdf5Exchange::~Hdf5Exchange() {
     [[maybe_unused]] const Buffers* left = buffers_.release();  // MPI may still write there
     return;
   }
-  (void)MPI_Comm_free(&own_.comm);
+  (void)MPI_Comm_free(&comm_.comm);
 }
 
 Status Hdf5Exchange::post(const Hdf5Message& mine) {
   buffers_->mine = mine;
   constexpr int kBytes = sizeof(Hdf5Message);
   return mpi_rma::mpi_status(
-      MPI_Iallgather(&buffers_->mine, kBytes, MPI_BYTE, buffers_->heard.data(), kBytes, MPI_BYTE,
-                     own_.comm, &request_),
+      MPI_Iallgather(&buffers_->mine, kBytes, MPI_BYTE, buffers_->messages.data(), kBytes, MPI_BYTE,
+                     comm_.comm, &request_),
       "a meeting of the publisher ranks");
 }
 
 Status Hdf5Exchange::post_places(const std::vector<std::uint64_t>& places) {
-  if (own_.rank == 0) buffers_->places = places;
-  return mpi_rma::mpi_status(MPI_Ibcast(buffers_->places.data(), static_cast<int>(own_.size),
-                                        MPI_UINT64_T, 0, own_.comm, &request_),
+  if (comm_.rank == 0) buffers_->places = places;
+  return mpi_rma::mpi_status(MPI_Ibcast(buffers_->places.data(), static_cast<int>(comm_.size),
+                                        MPI_UINT64_T, 0, comm_.comm, &request_),
                              "a meeting of the publisher ranks");
 }
 
@@ -110,11 +110,11 @@ bool Hdf5Rounds::has_work_locked() const {
 
 Hdf5Rounds::Progress Hdf5Rounds::advance() {
   if (phase_ == Phase::kSilent) return announce();
-  const Result<bool> heard = exchange_->test();
-  if (!heard.ok()) return give_up(heard.status());
-  if (!*heard) return Progress::kWaiting;
+  const Result<bool> arrived = exchange_->test();
+  if (!arrived.ok()) return give_up(arrived.status());
+  if (!*arrived) return Progress::kWaiting;
   switch (phase_) {
-    case Phase::kAnnounced: return on_announced();
+    case Phase::kAnnouncing: return on_announcements();
     case Phase::kConfirming: return on_confirmed();
     case Phase::kPlacing: return on_placed();
     case Phase::kFlushed: return on_flushed();
@@ -149,7 +149,7 @@ Hdf5Rounds::Progress Hdf5Rounds::announce() {
       std::ranges::copy(part_->receipt.name, message.name.begin());
       break;
   }
-  return post(message, Phase::kAnnounced);
+  return post(message, Phase::kAnnouncing);
 }
 
 Hdf5Rounds::Progress Hdf5Rounds::post(const Hdf5Message& mine, Phase next) {
@@ -160,7 +160,7 @@ Hdf5Rounds::Progress Hdf5Rounds::post(const Hdf5Message& mine, Phase next) {
   return Progress::kMoved;
 }
 
-Hdf5Rounds::Progress Hdf5Rounds::say(const Status& mine, Phase next) {
+Hdf5Rounds::Progress Hdf5Rounds::post_status(const Status& mine, Phase next) {
   Hdf5Message message = blank();
   message.kind = Hdf5Message::kGo;
   if (!mine.ok()) message.set_failure(mine);
@@ -168,22 +168,22 @@ Hdf5Rounds::Progress Hdf5Rounds::say(const Status& mine, Phase next) {
 }
 
 Status Hdf5Rounds::first_failure() const {
-  const std::vector<Hdf5Message>& heard = exchange_->heard();
-  for (unsigned rank = 0; rank < heard.size(); ++rank) {
-    if (heard[rank].kind == Hdf5Message::kFailed) return heard[rank].failure(rank);
+  const std::vector<Hdf5Message>& messages = exchange_->messages();
+  for (unsigned rank = 0; rank < messages.size(); ++rank) {
+    if (messages[rank].kind == Hdf5Message::kFailed) return messages[rank].failure(rank);
   }
   return {};
 }
 
 std::string Hdf5Rounds::path() const { return join_path(active_->directory(), kHdf5FileName); }
 
-Hdf5Rounds::Progress Hdf5Rounds::on_announced() {
-  announced_ = exchange_->heard();
-  for (const Hdf5Message& word : announced_) {
+Hdf5Rounds::Progress Hdf5Rounds::on_announcements() {
+  announcements_ = exchange_->messages();
+  for (const Hdf5Message& word : announcements_) {
     if (word.attempt != active_->id()) return on_misaligned();
   }
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
-  return say(active_->status(), Phase::kConfirming);
+  return post_status(active_->status(), Phase::kConfirming);
 }
 
 // No rank has the file open here: an open file belongs to one attempt on all ranks.
@@ -208,13 +208,13 @@ Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
 Hdf5Rounds::Progress Hdf5Rounds::on_confirmed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   const bool last = std::ranges::all_of(
-      announced_, [](const Hdf5Message& word) { return word.kind == Hdf5Message::kNoMore; });
-  if (last) return say(sync_bytes(), Phase::kFlushed);
+      announcements_, [](const Hdf5Message& word) { return word.kind == Hdf5Message::kNoMore; });
+  if (last) return post_status(sync_bytes(), Phase::kFlushed);
   Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
   if (leads()) places = make_datasets();
   if (!places.ok()) {
     active_->fail(places.status());  // announced in the next round
-    places = std::vector<std::uint64_t>(announced_.size(), kHdf5Nowhere);
+    places = std::vector<std::uint64_t>(announcements_.size(), kHdf5Nowhere);
   }
   const Status posted = exchange_->post_places(*places);
   if (!posted.ok()) return give_up(posted);
@@ -228,7 +228,7 @@ Result<std::vector<std::uint64_t>> Hdf5Rounds::make_datasets() {
   if (!begin_writing()) status = begun_anew();
   if (status.ok() && !file_.is_open()) status = file_.create(path());
   Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
-  if (status.ok()) places = file_.place(announced_);
+  if (status.ok()) places = file_.place(announcements_);
   end_writing();
   return status.ok() ? places : status;
 }
@@ -273,7 +273,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_flushed() {
     closed = begin_writing() ? file_.close() : begun_anew();
     end_writing();
   }
-  return say(closed, Phase::kClosed);
+  return post_status(closed, Phase::kClosed);
 }
 
 Hdf5Rounds::Progress Hdf5Rounds::on_closed() {

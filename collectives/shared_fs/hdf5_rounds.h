@@ -10,9 +10,9 @@
 // exchange whether it succeeded. After any "failed" the leader removes the file, and the attempt is
 // over; no rank writes any more by then.
 //
-// Announcements name the attempt. If they differ, a rank is behind: it missed a publication, or an
-// announcement that it sent for an attempt which it has left is still unanswered. Ranks whose
-// attempt is not the leader's drop it, and all ranks announce again.
+// Announcements name the attempt. They differ if a rank is behind: it missed a publication, or it
+// has left an attempt for which it had already sent an announcement. Each rank whose attempt is not
+// the leader's drops that attempt, and all ranks announce again.
 #pragma once
 
 #include <array>
@@ -139,13 +139,14 @@ class Hdf5VersionFile {
   [[nodiscard]] Status create(const std::string& path);
   // Creates a dataset for every rank that announced a part, in the order of ranks. Returns the
   // places of their bytes in the file: the ranks write them there without HDF5.
-  [[nodiscard]] Result<std::vector<std::uint64_t>> place(const std::vector<Hdf5Message>& announced);
+  [[nodiscard]] Result<std::vector<std::uint64_t>> place(
+      const std::vector<Hdf5Message>& announcements);
   // Closes and syncs the file. Call it after all ranks have written and synced their bytes.
   [[nodiscard]] Status close();
-  // Closes an unwanted file. `ours`: the file at its path is this one; then its content is removed
-  // first, to make room for the bytes that HDF5 still writes. Leaves the file open if HDF5 cannot
-  // write these (a failed close would end the process in H5close()). Does nothing if no file is
-  // open.
+  // Closes an unwanted file; does nothing if no file is open. HDF5 writes some bytes when it closes
+  // a file. If the file at the path is still this one (`ours`), its content is removed first, to
+  // make room for these bytes. If HDF5 cannot write them, the file stays open, because a failed
+  // close would end the process in H5close().
   void discard(bool ours);
   // Leaves the file open, because MPI is finalized or failed.
   void leave();
@@ -178,26 +179,26 @@ class Hdf5Exchange {
   [[nodiscard]] static Result<std::unique_ptr<Hdf5Exchange>> create(MPI_Comm ranks);
   ~Hdf5Exchange();
 
-  [[nodiscard]] unsigned rank() const { return own_.rank; }
-  [[nodiscard]] unsigned size() const { return own_.size; }
+  [[nodiscard]] unsigned rank() const { return comm_.rank; }
+  [[nodiscard]] unsigned size() const { return comm_.size; }
 
   [[nodiscard]] Status post(const Hdf5Message& mine);
   // Sends the leader's places to all ranks; ignores `places` on the other ranks.
   [[nodiscard]] Status post_places(const std::vector<std::uint64_t>& places);
   [[nodiscard]] Result<bool> test();
   // By rank; valid from test() to the next post().
-  [[nodiscard]] const std::vector<Hdf5Message>& heard() const { return buffers_->heard; }
-  [[nodiscard]] std::uint64_t my_place() const { return buffers_->places[own_.rank]; }
+  [[nodiscard]] const std::vector<Hdf5Message>& messages() const { return buffers_->messages; }
+  [[nodiscard]] std::uint64_t my_place() const { return buffers_->places[comm_.rank]; }
 
  private:
   struct Buffers {
     Hdf5Message mine;
-    std::vector<Hdf5Message> heard;
+    std::vector<Hdf5Message> messages;
     std::vector<std::uint64_t> places;
   };
-  explicit Hdf5Exchange(const mpi_rma::OwnComm& own) : own_(own) {}
+  explicit Hdf5Exchange(const mpi_rma::DuplicatedComm& comm) : comm_(comm) {}
 
-  mpi_rma::OwnComm own_;
+  mpi_rma::DuplicatedComm comm_;
   std::unique_ptr<Buffers> buffers_;
   MPI_Request request_ = MPI_REQUEST_NULL;
 };
@@ -231,7 +232,7 @@ class Hdf5Rounds {
  private:
   enum class Phase : unsigned char {
     kSilent,
-    kAnnounced,
+    kAnnouncing,
     kConfirming,
     kPlacing,
     kFlushed,
@@ -239,13 +240,13 @@ class Hdf5Rounds {
   };
 
   [[nodiscard]] Progress announce();
-  [[nodiscard]] Progress on_announced();
+  [[nodiscard]] Progress on_announcements();
   [[nodiscard]] Progress on_misaligned();
   [[nodiscard]] Progress on_confirmed();
   [[nodiscard]] Progress on_placed();
   [[nodiscard]] Progress on_flushed();
   [[nodiscard]] Progress on_closed();
-  [[nodiscard]] Progress say(const Status& mine, Phase next);
+  [[nodiscard]] Progress post_status(const Status& mine, Phase next);
   [[nodiscard]] Progress post(const Hdf5Message& mine, Phase next);
   [[nodiscard]] Progress finish_failed(const Status& why);
   [[nodiscard]] Progress give_up(const Status& why);
@@ -270,7 +271,7 @@ class Hdf5Rounds {
   Hdf5VersionFile file_;          // leader
   std::unique_ptr<File> bytes_;   // the same file, for this rank's bytes; null before the first
   Phase phase_ = Phase::kSilent;  // of the exchange in progress
-  std::vector<Hdf5Message> announced_;            // by rank, from the last announcement
+  std::vector<Hdf5Message> announcements_;        // by rank, from the last announcement
   std::shared_ptr<const Hdf5FinishedPart> part_;  // this rank's part in it
   // Guarded by the monitor; only advance() changes active_.
   std::shared_ptr<Hdf5Attempt> active_, next_;

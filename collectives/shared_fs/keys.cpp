@@ -18,8 +18,8 @@ constexpr std::array kKeys = {
         .once("road.dir"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(foreign_base)>(
         "road.shared_fs.foreign_base", setting::kPath,
-        "Of rollouts and agents: slime or miles writes road.shared_fs.dir, and started from this "
-        "checkpoint")
+        "For rollouts and agents, if slime, miles or TRL writes road.shared_fs.dir: the checkpoint "
+        "from which that trainer started")
         .once("road.foreign_base"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(before_visible)>(
         "road.shared_fs.before_visible", kCommand,
@@ -28,18 +28,18 @@ constexpr std::array kKeys = {
         .once("road.before_visible"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(after_publish)>(
         "road.shared_fs.after_publish", kCommand,
-        "Run by the leading trainer once a version is there")
+        "Run by the leading trainer once a version is visible")
         .once("road.after_publish"),
-    Rows::key<setting::Text, DRIFTLESS_FIELD(before_read)>("road.shared_fs.before_read", kCommand,
-                                                           "Run by a rollout before it looks")
+    Rows::key<setting::Text, DRIFTLESS_FIELD(before_read)>(
+        "road.shared_fs.before_read", kCommand, "Run by a rollout before it lists the directory")
         .once("road.before_read"),
-    Rows::key<setting::Duration, DRIFTLESS_FIELD(hook_timeout)>("road.shared_fs.hook_timeout",
-                                                                "For each of these commands")
+    Rows::key<setting::Duration, DRIFTLESS_FIELD(hook_timeout)>(
+        "road.shared_fs.hook_timeout", "Deadline of each of these commands")
         .once("road.hook_timeout"),
     Rows::key<setting::Count<1, kMostPacks>, DRIFTLESS_FIELD(part_files)>(
         "road.shared_fs.part_files",
-        "With road.layout: frames: if more trainers than this publish, several write into one "
-        "file, and a version has at most so many")
+        "road.layout: frames: if more trainer ranks than this publish, several write into one "
+        "file, and a version has at most this many")
         .once("road.part_files"),
     poll_first<DRIFTLESS_FIELD(poll_first)>(),
     poll_longest<DRIFTLESS_FIELD(poll_longest)>(),

@@ -43,11 +43,11 @@ Status withdraw_end(const RoadOptions& options) {
   return removed.code() == StatusCode::kNotFound ? Status() : removed;
 }
 
-Status tell_end(const RoadOptions& options, std::string_view text) {
+Status publish_end(const RoadOptions& options, std::string_view text) {
   return replace_text(posix_file_system(), end_path(options), concat(text, "\n"));
 }
 
-Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
+Result<std::optional<std::string>> fetch_end(const RoadOptions& options) {
   Result<std::string> read = read_text(posix_file_system(), end_path(options), kMaxEndBytes);
   if (read.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
   if (!read.ok()) return read.status();
@@ -59,8 +59,8 @@ Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
 constinit const RoadOpener kSharedFsOpener{.open = shared_fs::open,
                                            .history = shared_fs::history,
                                            .withdraw_end = shared_fs::withdraw_end,
-                                           .tell_end = shared_fs::tell_end,
-                                           .hear_end = shared_fs::hear_end,
+                                           .publish_end = shared_fs::publish_end,
+                                           .fetch_end = shared_fs::fetch_end,
                                            .signs = shared_fs::signs,
                                            .examine = shared_fs::examine};
 

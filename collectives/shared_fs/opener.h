@@ -9,8 +9,8 @@
 namespace driftless::shared_fs {
 
 [[nodiscard]] Status withdraw_end(const RoadOptions& options);
-[[nodiscard]] Status tell_end(const RoadOptions& options, std::string_view text);
-[[nodiscard]] Result<std::optional<std::string>> hear_end(const RoadOptions& options);
+[[nodiscard]] Status publish_end(const RoadOptions& options, std::string_view text);
+[[nodiscard]] Result<std::optional<std::string>> fetch_end(const RoadOptions& options);
 [[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
                                            const Deadline& deadline);
 [[nodiscard]] Result<RoadSigns> signs(const RoadOptions& options, const Deadline& deadline);

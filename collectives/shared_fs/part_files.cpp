@@ -36,7 +36,7 @@ class FilePart final : public HashedPart {
     DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(path_));
     if (info.size_bytes != receipt.size_bytes) {
       return error(StatusCode::kIo, path_, ": ", receipt.size_bytes, " bytes were written, ",
-                   info.size_bytes, " are there; does somebody else write here?");
+                   info.size_bytes, " are there; does another process write here?");
     }
     if (!known_hash().has_value()) {  // must be read back
       DRIFTLESS_ASSIGN_OR_RETURN(file_, fs_->open_to_read(path_));

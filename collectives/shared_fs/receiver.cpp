@@ -27,7 +27,7 @@ class Receiver final : public ReceiveRoad {
       return concat("waiting for a publisher to write ", file,
                     exists(*fs_, options_.dir)
                         ? ""
-                        : "; not even its directory is there: mistyped, or not mounted?");
+                        : "; its directory does not exist either: mistyped, or not mounted?");
     };
     do {
       DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
@@ -63,7 +63,7 @@ class Receiver final : public ReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading the manifest of ", path(id))));
-    DRIFTLESS_RETURN_IF_ERROR(check_own(id));
+    DRIFTLESS_RETURN_IF_ERROR(check_not_link(id));
     // Files of a directory may become visible late, in any order.
     const auto late = [](const Status& failure) {
       return failure.code() == StatusCode::kNotFound
@@ -76,7 +76,7 @@ class Receiver final : public ReceiveRoad {
     if (!manifest.ok()) return or_gone(id, late(manifest.status()));
     if (done_text(*manifest) != *done) {
       return error(StatusCode::kIncomplete, join_path(path(id), kManifestName),
-                   ": its hash is not ", "what DONE says: not whole yet, or damaged");
+                   ": its hash is not the one in DONE: the manifest is incomplete yet, or damaged");
     }
     return manifest;
   }
@@ -86,7 +86,7 @@ class Receiver final : public ReceiveRoad {
                                                const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
     DRIFTLESS_RETURN_IF_ERROR(check_ranges("shared_fs", id, part, ranges));
-    DRIFTLESS_RETURN_IF_ERROR(check_own(id));
+    DRIFTLESS_RETURN_IF_ERROR(check_not_link(id));
     auto bytes = reader_(path(id), part, ranges, deadline);
     if (!bytes.ok()) return or_gone(id, bytes.status());
     return bytes;
@@ -128,11 +128,11 @@ class Receiver final : public ReceiveRoad {
 
   // A publisher creates directories: the target of a link may belong to another run, and change
   // unnoticed.
-  [[nodiscard]] Status check_own(const PublicationId& id) const {
+  [[nodiscard]] Status check_not_link(const PublicationId& id) const {
     const Result<FileInfo> info = fs_->info(path(id));
     if (!info.ok() || info->kind != FileKind::kSymlink) return {};
     return error(StatusCode::kInvalidArgument, path(id),
-                 ": a symbolic link, and a version is never one: copy what it leads to (cp -rL)");
+                 ": is a symbolic link, which a version never is; copy its target (cp -rL)");
   }
 
   // `failure`, or kNotFound if the whole publication is gone.

@@ -87,7 +87,7 @@ Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_vie
     DRIFTLESS_ASSIGN_OR_RETURN(report.needs, bytes_of(needs->get_ref<const std::string&>()));
   }
   report.version = version->get<std::uint64_t>();
-  if (report.id != id) return damaged("the id is another's");
+  if (report.id != id) return damaged("the id is another receiver's");
   if (report.version > kMaxVersion) return damaged("version");
   DRIFTLESS_RETURN_IF_ERROR(check_report(report));
   return report;

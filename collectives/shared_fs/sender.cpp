@@ -254,7 +254,7 @@ class Sender final : public SendRoad {
     if (done_text(manifest) == *done) return std::optional(xxh3_128(manifest));
     return error(StatusCode::kCorrupt, directory,
                  ": DONE is not the hash of manifest.json; remove ",
-                 "this directory if nobody needs it");
+                 "this directory if no process needs it");
   }
 
   Result<std::vector<ReceiverReport>> receivers() override {
@@ -276,8 +276,8 @@ class Sender final : public SendRoad {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> used, used_numbers());
     if (!used.empty()) return std::ranges::max(used);
     return error(StatusCode::kCorrupt, path(used_name(0)), ": neither this nor a later file of ",
-                 "the kind is there, so nobody can say which versions of the run were visible, ",
-                 "and a number could be used twice; start a new run in an empty directory");
+                 "the kind is there, so it is unknown which versions of the run were visible, and "
+                 "a number could be used twice; start a new run in an empty directory");
   }
 
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
@@ -293,7 +293,7 @@ class Sender final : public SendRoad {
       if (!failed.ok()) break;
       auto name = drop(*fs_, options_.dir, publication_name(id));
       failed = name.status();
-      if (!failed.ok()) break;  // leaves no gap
+      if (!failed.ok()) break;  // later ones stay, so that there is no gap
       failed = lock_.check();
       // The directory may be the other publisher's, with the same number.
       if (failed.code() == StatusCode::kWrongRun) {
@@ -322,7 +322,7 @@ class Sender final : public SendRoad {
     return join_path(options_.dir, name);
   }
 
-  // `failed` or, if that is the cause, that another publisher has taken the directory over.
+  // kWrongRun if another publisher has taken the directory over, because that explains `failed`.
   [[nodiscard]] Status or_fenced(Status failed) {
     if (failed.ok()) return failed;
     const Status held = lock_.check();
@@ -331,8 +331,8 @@ class Sender final : public SendRoad {
 
   [[nodiscard]] Status check_leads(std::string_view what) const {
     if (leads()) return {};
-    return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " is rank 0's, not rank ",
-                 rank_, "'s");
+    return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " is for rank 0, this is ",
+                 "rank ", rank_);
   }
 
   [[nodiscard]] Status check_begun(std::string_view what) const {

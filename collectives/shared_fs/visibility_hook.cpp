@@ -144,17 +144,17 @@ std::optional<Ended> look_for_end(pid_t pid) {
 }
 
 // Waits until the shell has ended or the deadline has passed, and reads its stderr meanwhile.
-std::optional<Ended> wait_for_end(pid_t pid, Descriptor& said, Tail& tail,
+std::optional<Ended> wait_for_end(pid_t pid, Descriptor& output, Tail& tail,
                                   const Deadline& deadline) {
   std::chrono::milliseconds nap(1);
   for (;;) {
     if (const auto ended = look_for_end(pid); ended.has_value()) return ended;
     if (deadline.expired()) return std::nullopt;
     // A closed pipe would end each poll at once, so then it only sleeps.
-    pollfd readable{said.get(), POLLIN, 0};
+    pollfd readable{output.get(), POLLIN, 0};
     const auto wait = static_cast<int>(std::min(nap, deadline.remaining()).count());
-    const bool heard = ::poll(&readable, said.valid() ? 1 : 0, wait) > 0;
-    if (heard && !tail.read(said.get())) said.reset();
+    const bool readable_now = ::poll(&readable, output.valid() ? 1 : 0, wait) > 0;
+    if (readable_now && !tail.read(output.get())) output.reset();
     nap = std::min(nap * 2, std::chrono::milliseconds(20));
   }
 }
@@ -174,7 +174,7 @@ bool kill_group(pid_t pid) {
 Status outcome(const std::string& what, const Ended& ended, const Tail& tail) {
   if (ended.error != 0) {
     return errno_status(ended.error, concat(what,
-                                            ": its exit status cannot be learnt (does this "
+                                            ": its exit status is unknown (does this "
                                             "process ignore SIGCHLD?)"));
   }
   if (WIFEXITED(ended.status) && WEXITSTATUS(ended.status) == 0) return {};

@@ -3,11 +3,11 @@
  *
  *   follow CONFIG TENSORS BASE OUT [KEY=VALUE...]
  *
- * CONFIG is the job's YAML file, KEY=VALUE overrides a setting. TENSORS is a text file with a line
+ * CONFIG is the job's YAML file; KEY=VALUE overrides a setting. TENSORS is a text file with a line
  * for each tensor of the model: its name, its type and its shape ("model.norm.weight BF16 1024").
- * BASE is a file with the bytes of all tensors, one after the other, as the trainer started. With
- * "-" the tensors hold nothing, and the trainer must publish an anchor. The program writes the
- * bytes of the tensors at the end to OUT.
+ * BASE is a file with the bytes of all tensors, one after the other, with which the trainer
+ * started. With "-" the tensors hold nothing, and the trainer must publish an anchor. At the end
+ * the program writes the bytes of the tensors to OUT.
  *
  *   cc -std=c99 follow.c $(pkg-config --cflags --libs driftless)
  */
@@ -34,7 +34,7 @@ typedef struct {
   tensor tensors[MAX_TENSORS];
 } model;
 
-/* Stands for an engine, which would stop taking requests in pause and continue in resume. */
+/* Stands for an engine. A real one would stop taking requests in pause, and continue in resume. */
 typedef struct {
   unsigned pauses, resumes;
 } engine;
@@ -49,7 +49,8 @@ static int32_t resume_engine(void* user) {
   return DRIFTLESS_OK;
 }
 
-/* MPI waits for a process that does not join. Nothing can interrupt that call: end the process. */
+/* Called if MPI waits too long for a process that does not join. Nothing can interrupt that wait,
+ * so this ends the process. */
 static void end_late(void* user, const char* what) {
   (void)user;
   fprintf(stderr, "follow: %s\n", what);

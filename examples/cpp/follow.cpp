@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receives a run into tensors of its own, and ends when the run has ended: examples/c/follow.c in
-// C++, with a thread that stages while the engine works.
+// Receives a run into tensors of its own, and ends when the run has ended. It is
+// examples/c/follow.c in C++, with a thread that stages while the engine works.
 //
 //   follow CONFIG TENSORS BASE OUT [KEY=VALUE...]
 //
 // TENSORS has a line for each tensor: its name, its type, its shape. BASE has the bytes of all
-// tensors, one after the other, as the trainer started, or is "-". The program writes the bytes of
-// the tensors at the end to OUT.
+// tensors, one after the other, with which the trainer started, or is "-". At the end the program
+// writes the bytes of the tensors to OUT.
 #include <chrono>
 #include <cstddef>
 #include <fstream>
@@ -135,13 +135,13 @@ void run(const std::vector<std::string>& arguments) {
     if (has_base && !base.read(tensor.bytes.data(), size)) {
       throw std::runtime_error("the base is too short");
     }
-    auto told = sized<driftless_tensor>();
-    told.name = tensor.name.c_str();
-    told.dtype = tensor.dtype.c_str();
-    told.dims = static_cast<uint32_t>(tensor.shape.size());
-    told.shape = tensor.shape.data();
-    told.data = tensor.bytes.data();
-    Receiver::call(driftless_register, receiver.get(), &told);
+    auto registered = sized<driftless_tensor>();
+    registered.name = tensor.name.c_str();
+    registered.dtype = tensor.dtype.c_str();
+    registered.dims = static_cast<uint32_t>(tensor.shape.size());
+    registered.shape = tensor.shape.data();
+    registered.data = tensor.bytes.data();
+    Receiver::call(driftless_register, receiver.get(), &registered);
   }
   Receiver::call(driftless_start, receiver.get(),
                  int32_t{has_base ? DRIFTLESS_HOLDS_BASE : DRIFTLESS_HOLDS_NOTHING},

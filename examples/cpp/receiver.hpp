@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C handles of driftless.h as C++ objects, which throw errors and free themselves.
+// C++ objects for the C handles of driftless.h. They throw errors, and free their handles.
 #pragma once
 
 #include <driftless/driftless.h>

@@ -24,7 +24,7 @@ SAVE_EVERY = 20
 
 
 class Training:
-    """The contents of a checkpoint."""
+    """The training state, which checkpoints save."""
 
     def __init__(self, path):
         device = "cuda" if torch.cuda.is_available() else "cpu"

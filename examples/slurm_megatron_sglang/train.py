@@ -3,8 +3,9 @@
 
     srun ... train.py --tp 2 --pp 2 --steps 100 --update-weight-...      docs/start/megatron.md
 
-Its sizes are in the config.json of --update-weight-hf-checkpoint. Your own training script needs only
-the lines with driftless in them, or no change (`python -m driftless.megatron SCRIPT`).
+The sizes of the model come from the config.json of --update-weight-hf-checkpoint. Your own
+training script needs only the lines with driftless in them, or no change
+(`python -m driftless.megatron SCRIPT`).
 """
 
 import argparse

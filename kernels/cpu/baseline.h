@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host operations compiled for the baseline: moving units; and the parts around functions of a SIMD
-// target, for comparing converted values (diff()), the digest (digest_sums(), digest_steps()),
+// Host operations compiled for the baseline: those that move units; and those that call functions
+// of a SIMD target: comparing converted values (diff()), digests (digest_sums(), digest_steps()),
 // `compact` (hazard_sums()) and quantization (largest_bf16(), codes_of_bf16()). Contracts:
 // host_kernels.h, quantize.h.
 #pragma once

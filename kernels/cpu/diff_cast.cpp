@@ -39,13 +39,13 @@ std::uint32_t diff_cast(DiffUnits diff, const void* old_units, const void* new_v
   std::uint32_t found = 0;
   for (std::uint32_t first = 0; first < count;) {
     const std::uint32_t units = std::min(kPieceUnits, count - first);
-    const std::byte* const own = after + std::size_t{first} * sizeof(std::uint32_t);
-    const bool nan = convert(cast, own, units, converted);
+    const std::byte* const source = after + std::size_t{first} * sizeof(std::uint32_t);
+    const bool nan = convert(cast, source, units, converted);
     const std::size_t to = std::size_t{found} * kUnit;
     const std::byte* const old_units_here = before + std::size_t{first} * kUnit;
     std::byte* const old_to = old_out != nullptr ? old_out + to : nullptr;
     const std::uint32_t here =
-        nan ? reference::diff_cast(old_units_here, own, units, cast, offsets + found, out + to,
+        nan ? reference::diff_cast(old_units_here, source, units, cast, offsets + found, out + to,
                                    old_to)
             : diff(old_units_here, converted, units, kUnit, offsets + found, out + to, old_to);
     for (std::uint32_t k = found; k < found + here; ++k) offsets[k] += first;

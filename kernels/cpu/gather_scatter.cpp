@@ -6,7 +6,8 @@
 namespace driftless::cpu {
 namespace {
 
-// The prefetch distance: memory answers in time, and the lines are still in the L1 cache when used.
+// The prefetch distance: long enough for memory to answer in time, short enough that the lines are
+// still in the L1 cache when used.
 constexpr std::uint64_t kAhead = 48;
 
 // Calls move(unit, value) with the addresses of all units and values. Prefetches the units, for
@@ -32,8 +33,8 @@ class StridedWalk {
  public:
   StridedWalk(const StridedMap& map, std::uint64_t origin) : map_(map), origin_(origin) {}
 
-  // The targets of `count` changes, at most kStridedBlock; kOutside for some. Returns the number of
-  // the others.
+  // Writes the targets of `count` changes, at most kStridedBlock; kOutside for a change outside of
+  // the map. Returns the number of changes inside.
   unsigned next(const std::uint32_t* offsets, unsigned count, std::uint64_t* targets) {
     unsigned inside = 0;
     for (unsigned k = 0; k < count; ++k) {

@@ -55,7 +55,8 @@ struct HazardTable {
   unsigned first, end;               // range of classes that have hazards
 };
 
-// A copy of adjacent blocks: rows that are a power of two apart do not stay in a cache.
+// A copy of adjacent blocks. In the matrix, rows may lie a power of two apart, and then evict each
+// other from the cache.
 inline constexpr unsigned kStripBlocks = 4;
 struct alignas(64) Strip {
   unsigned char rows[128][kStripBlocks * 128 * 2];  // bfloat16

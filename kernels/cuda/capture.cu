@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass over both sides from diff.cu, which writes directly into the slots, and a short one that
-// adds the old values while they are unchanged.
+// Two passes: the one over both sides from diff.cu, which here writes directly into the slots, and
+// a short one that adds the old values before the optimizer overwrites them.
 #include <cstring>
 
 #include "core/memory_kind.h"
@@ -107,10 +107,10 @@ Status CaptureBatch::run(std::span<const Tensor> tensors, const Slots& slots, St
   const cudaStream_t queue_on = native(stream);
   bool moved = false;  // most runs use the same memory as the one before
   for (std::uint32_t i = 0; i < tensors_; ++i) {
-    DevTensor& own = host.tensors[i];
-    moved = moved || own.old_dev != tensors[i].old_dev || own.new_dev != tensors[i].new_dev;
-    own.old_dev = tensors[i].old_dev;
-    own.new_dev = tensors[i].new_dev;
+    DevTensor& entry = host.tensors[i];
+    moved = moved || entry.old_dev != tensors[i].old_dev || entry.new_dev != tensors[i].new_dev;
+    entry.old_dev = tensors[i].old_dev;
+    entry.new_dev = tensors[i].new_dev;
   }
   if (moved) {
     DRIFTLESS_RETURN_IF_ERROR(

@@ -29,18 +29,18 @@ __global__ void __launch_bounds__(kHazardWarps * 32)
 #pragma unroll 2
   for (std::uint32_t first = 0; first < tile.units; first += 32 * Units::kPack) {
     const std::uint32_t at = first + lane * Units::kPack;
-    std::uint32_t own = 0;
+    std::uint32_t lane_sum = 0;
     if (at < tile.units) {
       const auto pack = units.pack(at, tile.units);
 #pragma unroll
       for (unsigned i = 0; i < Units::kPack; ++i) {
-        own += hazards[pack.bits(i, fields.mantissa_bits, mask)];
+        lane_sum += hazards[pack.bits(i, fields.mantissa_bits, mask)];
       }
       // Subtracts the padding after the last unit, which was read as zeros.
-      if (at + Units::kPack > tile.units) own -= (at + Units::kPack - tile.units) * hazards[0];
+      if (at + Units::kPack > tile.units) lane_sum -= (at + Units::kPack - tile.units) * hazards[0];
     }
-    const std::uint32_t sum = running_sum(own, lane);
-    if (lane % kLanes == 0 && at < tile.units) sums[at / kHazardGroup] = before + sum - own;
+    const std::uint32_t sum = running_sum(lane_sum, lane);
+    if (lane % kLanes == 0 && at < tile.units) sums[at / kHazardGroup] = before + sum - lane_sum;
     before += __shfl_sync(~0U, sum, 31);
   }
   // After the last group: the total, repeated for readers that load four entries at a time.

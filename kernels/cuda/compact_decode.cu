@@ -90,17 +90,17 @@ class TileAxis {
     std::uint32_t begin = 0;
     group = group_of(point, group, begin);
     const std::uint32_t first = group * kHazardGroup + lane_ * kShare;
-    std::uint32_t hazards[kShare], own = 0;
+    std::uint32_t hazards[kShare], lane_sum = 0;
 #pragma unroll
     for (unsigned p = 0; p < kPacks; ++p) {
       const auto pack = units_.pack(first + p * Units::kPack, count_);
 #pragma unroll
       for (unsigned i = 0; i < Units::kPack; ++i) {
         hazards[p * Units::kPack + i] = hazards_[pack.bits(i, shift_, mask_)];
-        own += hazards[p * Units::kPack + i];
+        lane_sum += hazards[p * Units::kPack + i];
       }
     }
-    std::uint32_t end = own;
+    std::uint32_t end = lane_sum;
 #pragma unroll
     for (unsigned step = 1; step < kLanes; step *= 2) {
       const std::uint32_t left = __shfl_up_sync(mates_, end, step, kLanes);
@@ -108,8 +108,8 @@ class TileAxis {
     }
     end += begin;
     const unsigned owner = __ballot_sync(mates_, end > point) & mates_;
-    Place place{first, end - own, 0};
-    end -= own;
+    Place place{first, end - lane_sum, 0};
+    end -= lane_sum;
 #pragma unroll
     for (unsigned i = 0; i < kShare; ++i) {
       end += hazards[i];
@@ -217,8 +217,9 @@ __global__ void __launch_bounds__(kTileThreads)
   if (number >= tiles) return;
   const TileWork tile = parts.tiles[number];
   if (tile.changes == 0) return;
-  const std::uint32_t own = parts.blocks[tile.block].table;
-  const std::uint16_t* const hazards = own == shared ? shared_hazards : parts.tables[own].hazards;
+  const std::uint32_t table = parts.blocks[tile.block].table;
+  const std::uint16_t* const hazards =
+      table == shared ? shared_hazards : parts.tables[table].hazards;
   if (!decode_tile<Unit, Cut>(parts, fields, axis, tile, number, hazards, streams, out)) {
     atomicMin(parts.bad, number);
   }
@@ -255,12 +256,13 @@ Status fill_tiles(const CompactShape& shape, std::span<const CompactBlock> block
   std::size_t t = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     std::uint64_t changes = 0, bytes = blocks[b].stream_begin;
-    const std::uint64_t own = tiles_of(shape.fields, blocks.subspan(b, 1));
-    if (blocks[b].table >= tables || own > tiles.size() - t) {
-      return error(StatusCode::kCorrupt, "block number ", b, ": has ", own, " tiles and table ",
-                   blocks[b].table, ", of ", tiles.size() - t, " and ", tables);
+    const std::uint64_t block_tiles = tiles_of(shape.fields, blocks.subspan(b, 1));
+    if (blocks[b].table >= tables || block_tiles > tiles.size() - t) {
+      return error(StatusCode::kCorrupt, "block number ", b, ": has ", block_tiles,
+                   " tiles and table ", blocks[b].table, ", of ", tiles.size() - t, " and ",
+                   tables);
     }
-    for (const std::size_t end = t + own; t < end; ++t) {
+    for (const std::size_t end = t + block_tiles; t < end; ++t) {
       TileWork& work = host.tiles[t];
       work.change_begin = changes;
       work.stream_begin = bytes;

@@ -168,8 +168,8 @@ __device__ bool encode_tile(const EncodeParts& parts, const CompactFields& field
                             const std::uint32_t* begins, Coder& encoder) {
   const DeviceTable& table = parts.tables[parts.blocks[tile.block].table];
   for (std::uint32_t k = tile.changes; k-- > 0;) {
-    const unsigned own = fields.class_of(from[k]);
-    const std::uint32_t hazard = table.hazards[own], row = table.step_rows[own];
+    const unsigned hazard_class = fields.class_of(from[k]);
+    const std::uint32_t hazard = table.hazards[hazard_class], row = table.step_rows[hazard_class];
     const CompactSteps* const steps =
         row == 0 ? nullptr : parts.steps + table.first_steps + row - 1;
     const Step step = step_between(fields, from[k], to[k]);

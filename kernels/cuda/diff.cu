@@ -150,10 +150,10 @@ std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes
 void fill_tables(std::span<const std::uint64_t> units, unsigned unit_bytes, const Parts& host) {
   std::uint32_t tile = 0;
   for (std::uint32_t i = 0; i < units.size(); ++i) {
-    const auto own = static_cast<std::uint32_t>(tiles_of_one(units[i], unit_bytes));
+    const auto tiles = static_cast<std::uint32_t>(tiles_of_one(units[i], unit_bytes));
     host.tensors[i] = {nullptr, nullptr, units[i], 0, tile, 0};
-    std::fill_n(host.tile_tensor + tile, own, i);
-    tile += own;
+    std::fill_n(host.tile_tensor + tile, tiles, i);
+    tile += tiles;
   }
 }
 

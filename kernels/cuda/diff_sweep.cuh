@@ -259,13 +259,14 @@ __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNon
   using View = TileView<W, ValueCast::kNone>;
   constexpr unsigned kGroupUnits = View::kGroupUnits;
   static_assert(kBatch == 4);
-  const auto own = [&](unsigned j) {
+  const auto group_count = [&](unsigned j) {
     return count_bits(
         static_cast<typename View::Mask>((mask >> (j * kGroupUnits)) & View::kGroupMask));
   };
   // Two counts of up to 512 in a word: groups 0 and 1, and groups 2 and 3.
-  const unsigned own01 = own(0) | (own(1) << 16), own23 = own(2) | (own(3) << 16);
-  unsigned sum01 = own01, sum23 = own23;
+  const unsigned lane01 = group_count(0) | (group_count(1) << 16),
+                 lane23 = group_count(2) | (group_count(3) << 16);
+  unsigned sum01 = lane01, sum23 = lane23;
 #pragma unroll
   for (unsigned step = 1; step < 32; step *= 2) {
     const unsigned left01 = __shfl_up_sync(~0U, sum01, step);
@@ -278,8 +279,8 @@ __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNon
   const unsigned all01 = __shfl_sync(~0U, sum01, 31), all23 = __shfl_sync(~0U, sum23, 31);
   // The index of the lane's next offset of each group.
   const unsigned in01 = (all01 & 0xffffU) + (all01 >> 16);
-  unsigned next01 = sum01 - own01 + (all01 << 16);
-  unsigned next23 = sum23 - own23 + (all23 << 16) + in01 * 0x10001U;
+  unsigned next01 = sum01 - lane01 + (all01 << 16);
+  unsigned next23 = sum23 - lane23 + (all23 << 16) + in01 * 0x10001U;
   const unsigned first = (batch * kBatch * 32 + lane) * kGroupUnits;
   while (mask != 0) {
     const unsigned bit = lowest_bit(mask);

@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
     const std::uint64_t first =
         piece.byte_offset / kDigestBlockBytes + (span - piece.first_span) * kSpanBlocks;
     const std::uint64_t end = piece.byte_offset + piece.size_bytes;
-    std::uint64_t own_keys[kDigestLanes];
+    std::uint64_t lane_keys[kDigestLanes];
 #pragma unroll
     for (unsigned i = 0; i < kDigestLanes; ++i) {
-      own_keys[i] = digest_block_key(piece.key, first + lane, i);
+      lane_keys[i] = digest_block_key(piece.key, first + lane, i);
     }
     for (unsigned i = 0; i < kSpanBlocks; ++i) {
       const std::uint64_t begin = (first + i) * kDigestBlockBytes;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
       std::uint64_t block_keys[kDigestLanes];
 #pragma unroll
       for (unsigned k = 0; k < kDigestLanes; ++k) {
-        block_keys[k] = __shfl_sync(~0U, own_keys[k], i);
+        block_keys[k] = __shfl_sync(~0U, lane_keys[k], i);
       }
       add_block(totals, block_keys, sums);
     }

@@ -27,7 +27,7 @@ __device__ __forceinline__ void fill_place_keys(PlaceKeys& keys) {
   __syncthreads();
 }
 
-// A number congruent to any x, below 2^61 + 8.
+// A number below 2^61 + 8 that is congruent to x; for any x.
 __device__ __forceinline__ std::uint64_t lazy_fold(std::uint64_t x) {
   return (x & kDigestPrime) + (x >> 61);
 }

@@ -29,13 +29,13 @@ struct Segment {
   std::uint32_t from = 0, to = 0;     // range of bytes in the block
 };
 
-__device__ __forceinline__ Segment segment_of(const DevPart& own, std::uint64_t number,
+__device__ __forceinline__ Segment segment_of(const DevPart& dev_part, std::uint64_t number,
                                               unsigned unit_bytes, unsigned source_bytes) {
   Segment found;
-  std::uint64_t run = number / own.run_segments;
-  const auto nth = static_cast<std::uint32_t>(number % own.run_segments);
-  if (run >= own.runs) return found;
-  const StridedMap& map = own.part.map;
+  std::uint64_t run = number / dev_part.run_segments;
+  const auto nth = static_cast<std::uint32_t>(number % dev_part.run_segments);
+  if (run >= dev_part.runs) return found;
+  const StridedMap& map = dev_part.part.map;
   const bool inner = map.dims > 0 && map.dim[map.dims - 1].source_stride == 1;
   std::uint64_t source = map.source_offset, target = map.target_offset;
   for (std::uint32_t d = map.dims - (inner ? 1 : 0); d-- > 0;) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ Segment segment_of(const DevPart& own, std::uint64_t 
     source += index * map.dim[d].source_stride;
     target += index * map.dim[d].target_stride;
   }
-  const std::uint64_t begin = source * source_bytes, end = begin + own.run_bytes;
+  const std::uint64_t begin = source * source_bytes, end = begin + dev_part.run_bytes;
   found.block = begin / kDigestBlockBytes + nth;
   const std::uint64_t block_begin = found.block * kDigestBlockBytes;
   const std::uint64_t first = block_begin > begin ? block_begin : begin;
@@ -53,8 +53,8 @@ __device__ __forceinline__ Segment segment_of(const DevPart& own, std::uint64_t 
   if (first >= last) return found;
   found.from = static_cast<std::uint32_t>(first - block_begin);
   found.to = static_cast<std::uint32_t>(last - block_begin);
-  found.target =
-      own.part.data_dev + (target + (first - begin) / source_bytes * own.run_step) * unit_bytes;
+  found.target = dev_part.part.data_dev +
+                 (target + (first - begin) / source_bytes * dev_part.run_step) * unit_bytes;
   return found;
 }
 
@@ -127,16 +127,17 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t span = begin + blockIdx.x * kDigestWarps + threadIdx.x / 32;
   if (span >= end) return;
-  const DevPart& own = parts[span_part[span]];
+  const DevPart& dev_part = parts[span_part[span]];
   constexpr bool kSame = sizeof(typename Cast::To) == sizeof(typename Cast::From);
-  const Segment mine = segment_of(own, std::uint64_t{span - own.first_span} * kSegments + lane,
-                                  sizeof(typename Cast::To), sizeof(typename Cast::From));
-  std::uint64_t own_keys[kDigestLanes];
+  const Segment mine =
+      segment_of(dev_part, std::uint64_t{span - dev_part.first_span} * kSegments + lane,
+                 sizeof(typename Cast::To), sizeof(typename Cast::From));
+  std::uint64_t lane_keys[kDigestLanes];
 #pragma unroll
   for (unsigned i = 0; i < kDigestLanes; ++i) {
-    own_keys[i] = digest_block_key(own.part.key, mine.block, i);
+    lane_keys[i] = digest_block_key(dev_part.part.key, mine.block, i);
   }
-  const std::uint64_t step = own.run_step;
+  const std::uint64_t step = dev_part.run_step;
   std::uint64_t sums[kDigestLanes] = {};
   std::uint32_t foreign = 0;
   for (unsigned i = 0; i < kSegments; ++i) {
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
         __shfl_sync(~0U, reinterpret_cast<std::uintptr_t>(mine.target), i));
     std::uint64_t block_keys[kDigestLanes];
 #pragma unroll
-    for (unsigned k = 0; k < kDigestLanes; ++k) block_keys[k] = __shfl_sync(~0U, own_keys[k], i);
+    for (unsigned k = 0; k < kDigestLanes; ++k) block_keys[k] = __shfl_sync(~0U, lane_keys[k], i);
     if (segment.from >= segment.to) continue;
     std::uint64_t totals[2 * kDigestLanes] = {};
     const bool groups = kSame && step == 1 && segment.from % 16 == 0 && segment.to % 16 == 0 &&
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
     }
     add_block(totals, block_keys, sums);
   }
-  std::uint64_t* const slot = out + std::uint64_t{own.part.slot} * kDigestMapSums;
+  std::uint64_t* const slot = out + std::uint64_t{dev_part.part.slot} * kDigestMapSums;
   add_sums(sums, slot);
   foreign = __reduce_add_sync(~0U, foreign);
   if (lane == 0 && foreign != 0) {
@@ -173,11 +174,11 @@ DevPart cut(const DigestMap& part, unsigned unit_bytes) {
   const bool inner = map.dims > 0 && map.dim[map.dims - 1].source_stride == 1;
   const std::uint64_t run_units = inner ? map.dim[map.dims - 1].size : 1;
   const unsigned width = source_bytes(part.cast, unit_bytes);
-  DevPart own{};
-  own.part = part;
-  own.run_bytes = run_units * width;
-  own.run_step = inner ? map.dim[map.dims - 1].target_stride : 1;
-  own.runs = map.units() / run_units;
+  DevPart dev_part{};
+  dev_part.part = part;
+  dev_part.run_bytes = run_units * width;
+  dev_part.run_step = inner ? map.dim[map.dims - 1].target_stride : 1;
+  dev_part.runs = map.units() / run_units;
   // If all runs begin at the same place of a block, that place gives the exact number of blocks.
   bool same_place = true;
   for (std::uint32_t d = 0; d + (inner ? 1 : 0) < map.dims; ++d) {
@@ -185,13 +186,13 @@ DevPart cut(const DigestMap& part, unsigned unit_bytes) {
   }
   const std::uint64_t place =
       same_place ? map.source_offset * width % kDigestBlockBytes : kDigestBlockBytes - width;
-  own.run_segments = static_cast<std::uint32_t>((place + own.run_bytes + kDigestBlockBytes - 1) /
-                                                kDigestBlockBytes);
-  return own;
+  dev_part.run_segments = static_cast<std::uint32_t>(
+      (place + dev_part.run_bytes + kDigestBlockBytes - 1) / kDigestBlockBytes);
+  return dev_part;
 }
 
-std::uint64_t spans_of(const DevPart& own) {
-  return (own.runs * own.run_segments + kSegments - 1) / kSegments;
+std::uint64_t spans_of(const DevPart& dev_part) {
+  return (dev_part.runs * dev_part.run_segments + kSegments - 1) / kSegments;
 }
 
 std::uint64_t spans_of(std::span<const DigestMap> parts, unsigned unit_bytes) {
@@ -239,9 +240,9 @@ Result<MapSweep> MapSweep::make(std::span<const DigestMap> parts, unsigned unit_
   DRIFTLESS_RETURN_IF_ERROR(place_spans<DevPart>(parts, spans, workspace, "a digest through maps",
                                                  stream,
                                                  [&](const DigestMap& part, std::uint32_t first) {
-                                                   DevPart own = cut(part, unit_bytes);
-                                                   own.first_span = first;
-                                                   return std::pair(own, spans_of(own));
+                                                   DevPart dev_part = cut(part, unit_bytes);
+                                                   dev_part.first_span = first;
+                                                   return std::pair(dev_part, spans_of(dev_part));
                                                  }));
   return sweep;
 }

@@ -59,12 +59,12 @@ __global__ void walk_chains(const Stretch* stretches, std::uint64_t* accumulator
                             XxhSecret secret) {
   const Stretch stretch = stretches[blockIdx.x];
   const unsigned lane = threadIdx.x;
-  const unsigned own = lane % 8;
+  const unsigned lane_of_8 = lane % 8;
   std::uint64_t scramble = 0;
   for (unsigned i = 0; i < 8; ++i) {
-    if (i == own) scramble = secret.words[kXxhScrambleWord + i];
+    if (i == lane_of_8) scramble = secret.words[kXxhScrambleWord + i];
   }
-  std::uint64_t acc = accumulators[blockIdx.x * 8 + own];
+  std::uint64_t acc = accumulators[blockIdx.x * 8 + lane_of_8];
   std::uint64_t next[kAhead];
   const std::uint64_t words = stretch.blocks * 8;
   for (unsigned j = 0; j < kAhead; ++j) {
@@ -79,7 +79,7 @@ __global__ void walk_chains(const Stretch* stretches, std::uint64_t* accumulator
     }
 #pragma unroll
     for (unsigned k = 0; k < 4 * kAhead; ++k) {
-      const std::uint64_t sum = __shfl_sync(~0U, now[k / 4], k % 4 * 8 + own);
+      const std::uint64_t sum = __shfl_sync(~0U, now[k / 4], k % 4 * 8 + lane_of_8);
       std::uint64_t mixed = acc + sum;
       mixed ^= mixed >> 47;
       mixed ^= scramble;

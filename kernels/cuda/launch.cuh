@@ -92,10 +92,10 @@ Status place_spans(std::span<const Source> sources, std::uint64_t spans, const W
   const SpanTable<Item> host = carve_spans<Item>(workspace.host, sources.size(), spans);
   std::uint32_t span = 0;
   for (std::uint32_t i = 0; i < sources.size(); ++i) {
-    std::uint64_t own = 0;
-    std::tie(host.items[i], own) = make(sources[i], span);
-    std::fill_n(host.span_item + span, own, i);
-    span += static_cast<std::uint32_t>(own);
+    std::uint64_t item_spans = 0;
+    std::tie(host.items[i], item_spans) = make(sources[i], span);
+    std::fill_n(host.span_item + span, item_spans, i);
+    span += static_cast<std::uint32_t>(item_spans);
   }
   return check(cudaMemcpyAsync(workspace.dev, workspace.host, size.dev_bytes,
                                cudaMemcpyHostToDevice, native(stream)),

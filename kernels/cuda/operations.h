@@ -124,8 +124,9 @@ class CaptureBatch {
     const std::byte* old_dev = nullptr;
     const std::byte* new_dev = nullptr;
   };
-  // The place of a tile's changes in the slots, ascending. If they would reach past the end of the
-  // slots, they were only counted, and so were those of all tiles with a higher `base`.
+  // A tile's changes are in slots [base, base + count), ascending. If this range passes the end of
+  // the slots, the changes of this tile were only counted, not stored, and likewise those of every
+  // tile with a higher `base`.
   struct Tile {
     std::uint64_t base = 0;
     std::uint32_t count = 0;
@@ -178,7 +179,8 @@ class Patch {
     DigestTensorKey key;    // for digest_changes()
     BlockPlace place = {};  // of the block in the tensor; by default the tensor's beginning
   };
-  // 184 bytes per tensor, 12 per 2048 changes; the same on the host.
+  // On the device: 200 bytes per tensor, 12 per 1024 changes. On the host: 200 per tensor, 4 per
+  // 1024 changes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
   // `positions_dev` must stay valid as long as the patch is used.
   [[nodiscard]] static Result<Patch> make(std::span<const Tensor> tensors, unsigned unit_bytes,
@@ -188,6 +190,8 @@ class Patch {
   // Call it once the stream has passed make(). kCorrupt, naming the tensor, if positions do not
   // ascend or lie past its end. The operations below write nothing for such a tensor.
   [[nodiscard]] Status check() const;
+  // The number of the first such tensor, if there is one; as check().
+  [[nodiscard]] std::optional<std::size_t> first_bad() const;
 
   // data[position[k]] = values[k].
   [[nodiscard]] Status scatter(const std::byte* values_dev, Stream stream) const;
@@ -225,9 +229,9 @@ class StridedPatch {
  public:
   static constexpr std::uint64_t kEveryUnit = ~std::uint64_t{0};
 
-  // Changes, some of which may lie in one map: units origin + offsets[offset_begin + k] of the
-  // tensor for k < count; with kEveryUnit, units origin + k. If the patch was made from streams:
-  // the positions of the stream with this part's number.
+  // `count` changes of a tensor; those that are not in the map's source are skipped. Change k is of
+  // unit origin + offsets[offset_begin + k], or of unit origin + k if offset_begin is kEveryUnit.
+  // If the patch was made from streams, the stream with this part's number gives the positions.
   struct Part {
     StridedMap map;
     std::byte* data_dev = nullptr;  // unit 0 of the map's target
@@ -239,9 +243,9 @@ class StridedPatch {
     std::uint64_t old_begin = 0;    // units, in the old values
     DigestTensorKey key = {};       // for digest_changes()
   };
-  // The positions of each part in encoded form: Patch::Tensor::entry.count is the part's, and
-  // data_dev is not used. The memory that they refer to must stay valid as long as the patch is
-  // used.
+  // The encoded positions of the parts: tensors[i] describes those of part i. Its entry.count is
+  // the part's `count`; its data_dev is not used. `positions_dev` must stay valid as long as the
+  // patch is used.
   struct Streams {
     std::span<const Patch::Tensor> tensors;
     PositionCoding coding = PositionCoding::kGaps;
@@ -267,10 +271,10 @@ class StridedPatch {
   // Writes the new values, converted; with `old`, the old values.
   [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
   // In one launch: compares the targets with the old values, stores the current content as old
-  // values, writes the new values, and reads them back. differs_dev[0] becomes the least number of
-  // a part whose content was not its old values, differs_dev[1] that of a part that does not hold
-  // the written values; otherwise they keep their value. With null `differs_dev` it neither
-  // compares nor reads back.
+  // values, writes the new values, and reads them back. differs_dev[0] becomes the lowest number of
+  // a part whose content differed from its old values; differs_dev[1] the lowest number of a part
+  // that reads back other values than were written. Without a difference they do not change. With
+  // null `differs_dev` it neither compares nor reads back.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
   // For each part, the digest of the new values minus that of the old ones, over the units in the

@@ -158,9 +158,10 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
     DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensors[i], i));
     host.tensors[i] = {tensors[i], chunk};
     patch.cut_ = patch.cut_ || !tensors[i].place.contiguous();
-    const auto own = static_cast<std::uint32_t>((tensors[i].entry.count + kChunk - 1) / kChunk);
-    std::fill_n(host.chunk_tensor + chunk, own, i);
-    chunk += own;
+    const auto tensor_chunks =
+        static_cast<std::uint32_t>((tensors[i].entry.count + kChunk - 1) / kChunk);
+    std::fill_n(host.chunk_tensor + chunk, tensor_chunks, i);
+    chunk += tensor_chunks;
   }
   *host.bad = kNoneBad;
   const PatchParts dev = carve_patch(patch.dev_, patch.tensors_, patch.chunks_);
@@ -204,11 +205,17 @@ Status Patch::find_ends(std::uint64_t* ends_dev, Stream stream) const {
   return check_launch("ends_of");
 }
 
-Status Patch::check() const {
+std::optional<std::size_t> Patch::first_bad() const {
   const PatchParts host = carve_patch(host_, tensors_, chunks_, MemoryKind::kHost);
-  if (*host.bad == kNoneBad) return {};
-  const PatchTensor& tensor = host.tensors[*host.bad];
-  return error(StatusCode::kCorrupt, "tensor number ", *host.bad, " of the patch: its ",
+  return *host.bad == kNoneBad ? std::nullopt : std::optional<std::size_t>(*host.bad);
+}
+
+Status Patch::check() const {
+  const std::optional<std::size_t> bad = first_bad();
+  if (!bad) return {};
+  const PatchTensor& tensor =
+      carve_patch(host_, tensors_, chunks_, MemoryKind::kHost).tensors[*bad];
+  return error(StatusCode::kCorrupt, "tensor number ", *bad, " of the patch: its ",
                tensor.entry.count, " positions do not ascend, or go past its ", tensor.units,
                " units");
 }

@@ -10,7 +10,7 @@ namespace driftless::cuda {
 
 inline constexpr std::uint32_t kChunk = 1024;  // changes
 inline constexpr unsigned kPatchWarps = 8;     // per block
-// The maximum for sums of gaps: above the size of any tensor, and sums never wrap.
+// Sums of gaps are limited to this, so that they never wrap. No tensor is that large.
 inline constexpr std::uint64_t kMaxSum = std::uint64_t{1} << 62;
 
 struct PatchTensor : Patch::Tensor {

@@ -151,7 +151,7 @@ __device__ void quantize_singly(const Meeting& here) {
   }
 }
 
-// As many as leave each thread the registers that it needs.
+// The most thread blocks per multiprocessor that leave each thread the registers that it needs.
 constexpr unsigned blocks_per_processor(QuantizeRule rule) {
   return rule == QuantizeRule::kLinear ? 4 : 3;
 }
@@ -176,8 +176,8 @@ std::uint64_t blocks_of(std::span<const QuantizePart> parts) {
   return blocks;
 }
 
-// The columns before the second block are a multiple of a group if the column of the first weight
-// is.
+// Whether all blocks can be read and written in groups. If the first weight's column is a multiple
+// of kGroup, so are the beginnings of all later blocks.
 bool in_groups(const QuantizePart& of) {
   const MatrixPart& part = of.part;
   const std::uint64_t extents = part.stride | part.columns | part.column;

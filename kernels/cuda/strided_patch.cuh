@@ -65,18 +65,18 @@ __device__ __forceinline__ void load_there(const Unit<W>* units, const StridedCh
 // Whether any position of a stream's chunk may lie in the map. The first and the last position
 // decide, unless the block contains only some columns.
 template <bool Gaps>
-__device__ __forceinline__ bool may_meet(const StridedPositions& from, const Chunk& own,
+__device__ __forceinline__ bool may_meet(const StridedPositions& from, const Chunk& opened,
                                          std::uint32_t chunk, const StridedMap& map) {
-  const PatchTensor& tensor = *own.tensor;
+  const PatchTensor& tensor = *opened.tensor;
   if (tensor.place.dims != 0) return true;
   const unsigned bytes = tensor.entry.position_bytes;
-  const std::uint64_t first = load_position(own.positions, bytes);
-  std::uint64_t low = own.start + first, high = 0;
+  const std::uint64_t first = load_position(opened.positions, bytes);
+  std::uint64_t low = opened.start + first, high = 0;
   if constexpr (Gaps) {
     high = from.patch.before[chunk + 1] - from.patch.before[tensor.first_chunk];
   } else {
     low = first;
-    high = load_position(own.positions + std::uint64_t{own.count - 1} * bytes, bytes) + 1;
+    high = load_position(opened.positions + std::uint64_t{opened.count - 1} * bytes, bytes) + 1;
   }
   return tensor.place.first + low < map.source_end && tensor.place.first + high > map.source_offset;
 }
@@ -85,10 +85,10 @@ template <bool Gaps, typename Body>
 __device__ __forceinline__ void each_streamed(const StridedPart& part, std::uint32_t number,
                                               const StridedPositions& from, std::uint32_t chunk,
                                               unsigned lane, const Body& body) {
-  const Chunk own = open_chunk(from.patch, from.stream, chunk, Gaps);
-  if (!may_meet<Gaps>(from, own, chunk, part.map)) return;
-  const std::uint64_t first_value = own.tensor->entry.value_begin;
-  each_change<Gaps>(own, lane, [&](const Changes& found) {
+  const Chunk opened = open_chunk(from.patch, from.stream, chunk, Gaps);
+  if (!may_meet<Gaps>(from, opened, chunk, part.map)) return;
+  const std::uint64_t first_value = opened.tensor->entry.value_begin;
+  each_change<Gaps>(opened, lane, [&](const Changes& found) {
     StridedChanges changes;
 #pragma unroll
     for (unsigned j = 0; j < kStridedTogether; ++j) {

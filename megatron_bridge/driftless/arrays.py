@@ -16,7 +16,7 @@ def to_numpy(ref: Any) -> Any:
 
 
 def _bytes_of(ref: TensorRef) -> TensorRef:
-    """The same memory as bytes: not every version of DLPack names every dtype."""
+    """The same memory as bytes, because some versions of DLPack lack some dtypes."""
     size = [ref.size_bytes]
     return TensorRef.from_pointer(ref.data_address, "U8", size, device=ref.device, owner=ref)
 

@@ -140,7 +140,7 @@ class Follower:
         raise StopIteration
 
     def close(self) -> None:
-        """Closes the receiver, which publishers see. The weights stay as they are."""
+        """Closes the receiver, and reports that to the publishers. The weights stay as they are."""
         if self._drop.detach() is None:
             return
         try:
@@ -339,7 +339,8 @@ def _warn(failure: str) -> None:
 
 
 def _no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Targets of torch write into parameters. Without torch this does nothing."""
+    """Disables gradients, because targets of torch write into parameters. Without torch it does
+    nothing."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()
 

@@ -138,12 +138,25 @@ class OfferedBoxes:
 
 def is_quantized(directory: str | os.PathLike[str]) -> bool:
     """Whether the config.json of a checkpoint declares it as quantized."""
+    return _quantization(directory) is not None
+
+
+def has_groups(directory: str | os.PathLike[str]) -> bool:
+    """Whether the config.json of a checkpoint declares groups in INT4, which are made in host
+    memory."""
+    found = _quantization(directory)
+    return isinstance(found, dict) and found.get("quant_method") == "compressed-tensors"
+
+
+def _quantization(directory: str | os.PathLike[str]) -> Any:
     try:
         config = json.loads((Path(directory) / "config.json").read_text())
     except (OSError, ValueError):
-        return False
+        return None
+    if not isinstance(config, dict):
+        return None
     keys = ("quantization_config", "compression_config")
-    return isinstance(config, dict) and any(config.get(key) is not None for key in keys)
+    return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
 def trained_types(base: CheckpointSource) -> dict[str, str]:

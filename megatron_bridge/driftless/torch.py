@@ -40,10 +40,10 @@ def publisher_group() -> PublisherGroup:
 
 
 def shard_of(name: str, tensor: torch.Tensor) -> Shard:
-    """This rank's box of a parameter: the local shard of a DTensor, or a whole tensor. Of replicas
-    that the placements name, the first is the owner. For all others (plain tensors, slices of a
-    mesh) every rank is an owner: when a run opens, the lowest rank that holds a box publishes
-    it."""
+    """This rank's box of a parameter: the local shard of a DTensor, or a whole tensor. If the
+    placements show which ranks hold replicas, only the first of them is the owner. Otherwise (plain
+    tensors, slices of a mesh) every rank is an owner, and when a run opens, the lowest rank that
+    holds a box publishes it."""
     if not isinstance(tensor, DTensor):
         return Shard(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
     if any(isinstance(placement, Partial) for placement in tensor.placements):
@@ -149,8 +149,8 @@ class ShardedModel(ShardedSource):
 
 
 def unique_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """A module's tensors, tied ones once. Not from FSDP's state_dict(), which shards parameters
-    that a forward pass left gathered."""
+    """A module's tensors, tied ones once. They come from its state_dict(): a forward pass may leave
+    parameters gathered, and FSDP's state_dict() has their shards."""
     state = module.state_dict()
     first: dict[int, str] = {}
     again = set()  # names of tied parameters, except the first that the module saves

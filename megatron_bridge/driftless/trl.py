@@ -81,7 +81,7 @@ class WeightTransfer:
         self._await_receivers(self._publisher, self.last)
 
     def resume(self) -> None:
-        """Nothing: see pause()."""
+        """Does nothing: see pause()."""
 
     def destroy(self) -> None:
         """Ends the run; receivers see that."""

@@ -84,7 +84,7 @@ class DriftlessEngine(CheckpointEngine):
         return {}, {}
 
     def init_process_group(self, **kwargs: Any) -> None:
-        """Nothing: see build_topology()."""
+        """Does nothing: see build_topology()."""
 
     def finalize(self) -> None:
         """Does nothing: a publisher and a receiver live as long as their process."""

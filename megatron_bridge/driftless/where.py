@@ -29,7 +29,7 @@ def config_of(where: Where, overrides: Sequence[str] = ()) -> Config:
     scheme, found, _ = place.partition("://")
     if not place or (found and scheme.isalnum()):
         raise InvalidArgumentError(
-            f"'{place}' is no place for a run: give a directory, s3://bucket/prefix, "
+            f"'{place}' cannot hold a run: give a directory, s3://bucket/prefix, "
             "hf://user/bucket/prefix, or a configuration's file (for another store that speaks "
             "like S3: s3:// and overrides=['road.object_store.endpoint=URL'])"
         )

@@ -44,7 +44,7 @@ class HeldAgent final : public HeldSession<Agent> {
 
   [[nodiscard]] bool step() {
     const bool over = call(&Agent::step);
-    failure_.rethrow();  // a callback's
+    failure_.rethrow();  // the exception of a callback
     return over;
   }
   void run() {
@@ -62,7 +62,7 @@ class HeldAgent final : public HeldSession<Agent> {
     nlohmann::ordered_json json = {
         {"version", end.version}, {"digest", end.digest ? to_hex(*end.digest) : ""},
         {"workers", end.workers}, {"all_have_it", end.all_have_it},
-        {"behind", end.behind},   {"engines", nlohmann::ordered_json::array()}};
+        {"behind", end.lagging},  {"engines", nlohmann::ordered_json::array()}};
     for (const EngineRecord& engine : end.engines) json["engines"].push_back(to_json(engine));
     return as_dict(json);
   }
@@ -76,11 +76,12 @@ class HeldAgent final : public HeldSession<Agent> {
 void bind_agent(py::module_& module) {
   py::class_<HeldAgent, std::shared_ptr<HeldAgent>>(
       module, "Agent",
-      "What `driftless agent` does, in this process: takes each version from the road of `job`, a "
-      "rollout's, once, and brings the engines of its configuration to it. `base`: a checkpoint "
-      "that is copied if agent.checkpoint is missing; `once`: it is over when all have what is "
-      "there now. on_record(dict): every hand-over and update; on_failure(text): what is tried "
-      "again.")
+      "Does in this process what the command `driftless agent` does: fetches each version once "
+      "from "
+      "the road of `job` (role rollout), and brings the configuration's engines to it. `base`: the "
+      "checkpoint to copy if agent.checkpoint is missing. `once`: the agent ends when all engines "
+      "hold the newest version of now. on_record(dict) gets the record of every hand-over and "
+      "update; on_failure(text) gets every failure that is retried.")
       .def(py::init([](const std::shared_ptr<Job>& job, const std::string& base, bool once,
                        const py::object& on_record, const py::object& on_failure) {
              auto made = std::make_shared<HeldAgent>(job, base, once, on_record, on_failure);
@@ -89,13 +90,16 @@ void bind_agent(py::module_& module) {
            }),
            py::arg("job"), py::arg("base") = "", py::arg("once") = false,
            py::arg("on_record") = py::none(), py::arg("on_failure") = py::none())
-      .def("step", &HeldAgent::step,
-           "Hands over what comes within a moment. True: the run has ended, or `once`, and all "
-           "have the last version or had their time for it.")
-      .def("run", &HeldAgent::run, "Steps until it is over. Ctrl-C ends it.")
+      .def(
+          "step", &HeldAgent::step,
+          "Waits briefly for a version and hands it over. Returns True when the agent is done: the "
+          "run has ended (or `once` is set), and every engine has the last version or ran out of "
+          "time for it.")
+      .def("run", &HeldAgent::run, "Calls step() until it returns True. Ctrl-C interrupts it.")
       .def("end", &HeldAgent::end, py::arg("confirm") = true,
-           "Leaves road, engines and workers: what they ended at. `confirm`: engines are asked "
-           "once more.");
+           "Leaves the road, the engines and the workers. Returns a dict with the versions that "
+           "they "
+           "hold. `confirm`: first queries the engines once more.");
 }
 
 }  // namespace driftless::python

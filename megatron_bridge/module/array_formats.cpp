@@ -43,11 +43,11 @@ Result<DType> dtype_of_typestr(std::string_view typestr, std::string_view name) 
   for (const Spelling& spelling : kSpellings) {
     if (spelling.numpy == kind) return spelling.dtype;
   }
-  // ml_dtypes keeps elements below a byte in a byte each, which safetensors does not.
+  // ml_dtypes stores an element below 8 bits in a whole byte; safetensors packs them.
   Result<DType> named = parse_torch_dtype(name);
   if (named.ok() && info(*named).bits >= 8) return named;
   return error(StatusCode::kInvalidArgument, "has dtype ", name.empty() ? typestr : name,
-               ", which safetensors has not");
+               ", which safetensors does not have");
 }
 
 Result<DType> dtype_of_format(std::string_view format, std::size_t item_bytes) {
@@ -67,7 +67,7 @@ Result<DType> dtype_of_format(std::string_view format, std::size_t item_bytes) {
     }
   }
   return error(StatusCode::kInvalidArgument, "has elements of format '", format,
-               "', which safetensors has not");
+               "', which safetensors does not have");
 }
 
 Result<DType> dtype_of_dlpack(const dlpack::Type& type) {
@@ -79,7 +79,7 @@ Result<DType> dtype_of_dlpack(const dlpack::Type& type) {
     }
   }
   return error(StatusCode::kInvalidArgument, "has DLPack type code ", type.code, " of ", type.bits,
-               " bits and ", type.lanes, " lanes, which safetensors has not");
+               " bits and ", type.lanes, " lanes, which safetensors does not have");
 }
 
 Result<dlpack::Type> dlpack_of(DType dtype) {

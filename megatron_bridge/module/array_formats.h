@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spellings of element types by numpy, the buffer protocol and DLPack, and ours; tensors
-// through DLPack capsules, in and out.
+// Translates element types between numpy, the buffer protocol, DLPack and DType, and imports and
+// exports tensors as DLPack capsules.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,26 +17,28 @@
 
 namespace driftless::python {
 
-// "<f4"; types that numpy only carries ("<V2") are told by the name that ml_dtypes gives them.
+// `typestr` as in "<f4". Types that numpy itself does not have ("<V2") are recognized by `name`,
+// which ml_dtypes gives them.
 [[nodiscard]] Result<DType> dtype_of_typestr(std::string_view typestr, std::string_view name);
-// The struct module's.
+// `format` as in Python's struct module.
 [[nodiscard]] Result<DType> dtype_of_format(std::string_view format, std::size_t item_bytes);
 [[nodiscard]] Result<DType> dtype_of_dlpack(const dlpack::Type& type);
 [[nodiscard]] Result<dlpack::Type> dlpack_of(DType dtype);
 
-// Strides in units of `unit` bytes' worth (unit 1: already in elements).
+// Whether the strides are those of a C-contiguous tensor. They count `unit` per element (1: they
+// are in elements).
 [[nodiscard]] bool contiguous(std::span<const std::uint64_t> shape,
                               std::span<const std::int64_t> strides, std::uint64_t unit);
 
-// The tensor as a buffer. Types that the struct module has not appear as unsigned integers, those
-// below a byte as their bytes.
+// The tensor as a buffer. Types that the struct module does not have appear as unsigned integers,
+// types below 8 bits as bytes.
 [[nodiscard]] pybind11::buffer_info buffer_of(TensorRef& ref);
 
-// Asks for the versioned capsule, and takes the older one if the producer knows no other. The
-// producer's memory is kept until the owner of the result goes. size_bytes is left to the caller.
+// Requests a versioned capsule, and accepts an unversioned one from older producers. The owner in
+// the result keeps the producer's memory alive. The caller sets size_bytes.
 [[nodiscard]] TensorRef from_dlpack(const pybind11::object& producer, std::string_view name);
 
-// DLPack's number of the tensor's device.
+// The type of the tensor's device, as a number of DLPack.
 [[nodiscard]] std::int32_t dlpack_device(const TensorRef& ref);
 
 // __dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None) of a TensorRef. The

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the module, each of which adds its classes and functions; and what they share.
+// Functions that add the parts of the module, and helpers that the parts share.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -28,7 +28,7 @@ void bind_agent(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_engine_driver(py::module_& module);
 
-// How values look to Python: hashes as hexadecimal text, types and encodings by their names.
+// Converts a value for Python: hashes become hexadecimal text, types and encodings their names.
 template <typename T>
 T as_python(T value) {
   return value;
@@ -47,7 +47,7 @@ Class& def_fields(Class& python_class, const char* name, Member member, Rest... 
   return python_class;
 }
 
-// A path as Python has it: text, or an os.PathLike.
+// A path that Python passes as text or as an os.PathLike.
 inline std::string path_of(const py::object& path) {
   return py::module_::import("os").attr("fspath")(path).cast<std::string>();
 }

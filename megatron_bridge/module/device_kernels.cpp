@@ -16,7 +16,7 @@ Status with_name(const Status& status, const TensorRef& ref, std::string_view na
   return status.with_context(concat("tensor '", name, "' is on ", ref.device_name));
 }
 
-// The device of one tensor, current as long as this lives.
+// Makes the device of one tensor current, as long as this object lives.
 class OnDevice {
  public:
   OnDevice(const TensorRef& first, std::string_view name)

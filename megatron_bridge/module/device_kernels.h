@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work on elements of CUDA tensors, on a stream of the caller's: what kernels.cpp does with
-// tensors that do not lie in host memory. Loads CUDA (plugin/job/on_demand/device_access.h); raises
-// UnsupportedError, with the reason, if that cannot be.
+// The operations of kernels.cpp for CUDA tensors, on the caller's stream. They load CUDA
+// (plugin/job/on_demand/device_access.h), and raise UnsupportedError with the reason if CUDA cannot
+// be loaded.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,7 +16,7 @@
 
 namespace driftless::python {
 
-// A cudaStream_t as a number, as torch has it; None: the default stream.
+// A cudaStream_t as a number (torch's Stream.cuda_stream); none: the default stream.
 using StreamNumber = std::optional<std::uintptr_t>;
 [[nodiscard]] inline void* stream_of(const StreamNumber& number) {
   return reinterpret_cast<void*>(number.value_or(0));  // NOLINT(performance-no-int-to-ptr)
@@ -29,7 +29,7 @@ using StreamNumber = std::optional<std::uintptr_t>;
 // Raises unless there is a value for each of `count` units of `to`.
 void check_values(const TensorRef& values, const TensorRef& to, std::uint64_t count);
 
-// Of the same device as the first tensor. What they return lies there, too, and is done.
+// All tensors must be on the device of the first one. Results are on that device, and complete.
 [[nodiscard]] py::tuple diff_on_device(const TensorRef& before, const py::object& after,
                                        const StreamNumber& stream);
 [[nodiscard]] TensorRef gather_on_device(const TensorRef& from, const py::object& positions,

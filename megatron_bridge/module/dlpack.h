@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory layout of DLPack's exchange, version 1, and of the unversioned one before it.
+// The structures of DLPack version 1, and of the unversioned DLPack before it.
 //
-// https://dmlc.github.io/dlpack/latest/c_api.html says what the fields mean. Only what crosses the
-// border is declared; the names are ours.
+// https://dmlc.github.io/dlpack/latest/c_api.html explains the fields. The layout is DLPack's, the
+// names are ours, and only the structures that a capsule holds are declared.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr const char* kVersionedUsed = "used_dltensor_versioned";
 
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCuda = 2;
-inline constexpr std::int32_t kCudaHost = 3;  // pinned: the processor reads it
+inline constexpr std::int32_t kCudaHost = 3;  // pinned host memory
 inline constexpr std::int32_t kCudaManaged = 13;
 
 inline constexpr std::uint64_t kReadOnly = 1;  // a flag

@@ -9,8 +9,8 @@
 namespace driftless::python {
 namespace {
 
-// Takes over what a capsule holds: it is renamed, and the producer's deleter is called when the
-// result goes.
+// Takes the tensor out of a capsule: renames the capsule, and calls the producer's deleter when the
+// result is destroyed.
 template <typename Managed>
 py::capsule consume(const py::object& capsule, Managed* managed, const char* used) {
   if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw py::error_already_set();
@@ -20,7 +20,7 @@ py::capsule consume(const py::object& capsule, Managed* managed, const char* use
   });
 }
 
-// Null if the object is no capsule of this name.
+// Null if the object is not a capsule with this name.
 template <typename Managed>
 Managed* content(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name) == 0) return nullptr;
@@ -32,7 +32,7 @@ py::object ask(const py::object& producer) {
   try {
     return method(py::arg("max_version") = py::make_tuple(dlpack::kMajor, dlpack::kMinor));
   } catch (py::error_already_set& failure) {
-    if (!failure.matches(PyExc_TypeError)) throw;  // a producer older than versions
+    if (!failure.matches(PyExc_TypeError)) throw;  // TypeError: it does not know max_version
   }
   return method();
 }
@@ -70,7 +70,7 @@ void describe(TensorRef& ref, const dlpack::Tensor& tensor, std::string_view nam
   }
 }
 
-// What a capsule of ours owns. The capsule's consumer calls release(), with or without the GIL.
+// The content of a capsule that we export. Its consumer calls release(), with or without the GIL.
 template <typename Managed>
 struct Exported {
   Managed managed{};
@@ -102,11 +102,11 @@ py::capsule export_tensor(const py::object& self, const dlpack::Type& type, cons
     managed.minor = dlpack::kMinor;
     managed.flags = ref.read_only ? dlpack::kReadOnly : 0;
   }
-  // A capsule that nobody took frees its tensor; one that was taken has another name by then.
+  // A capsule that was not consumed frees its tensor. A consumed one has been renamed.
   PyObject* const made = PyCapsule_New(&exported.release()->managed, name, [](PyObject* capsule) {
-    const char* const own =
+    const char* const capsule_name =
         std::is_same_v<Managed, dlpack::Versioned> ? dlpack::kVersionedName : dlpack::kPlainName;
-    auto* const left = content<Managed>(capsule, own);
+    auto* const left = content<Managed>(capsule, capsule_name);
     if (left != nullptr) left->deleter(left);
   });
   if (made == nullptr) throw py::error_already_set();
@@ -120,8 +120,8 @@ TensorRef from_dlpack(const py::object& producer, std::string_view name) {
   TensorRef ref;
   if (auto* const managed = content<dlpack::Versioned>(answer.ptr(), dlpack::kVersionedName)) {
     if (managed->major != dlpack::kMajor) {
-      fail(StatusCode::kUnsupported, "tensor '", name, "' comes by DLPack ", managed->major, ".",
-           managed->minor, ": expected 1");
+      fail(StatusCode::kUnsupported, "tensor '", name, "' is exported by DLPack ", managed->major,
+           ".", managed->minor, ": expected major version 1");
     }
     ref.owner = consume(answer, managed, dlpack::kVersionedUsed);
     ref.read_only = (managed->flags & dlpack::kReadOnly) != 0;
@@ -147,7 +147,7 @@ py::capsule to_dlpack(const py::object& self, const py::kwargs& options) {
     return options.contains(name) ? py::object(options[name]) : py::object(py::none());
   };
   if (!option("copy").is_none() && option("copy").cast<bool>()) {
-    fail(StatusCode::kUnsupported, "__dlpack__: copy=True is not possible");
+    fail(StatusCode::kUnsupported, "__dlpack__: copy=True is not supported");
   }
   const py::object device = option("dl_device");
   if (!device.is_none() &&

@@ -26,8 +26,8 @@ using std::chrono::milliseconds;
 
 std::int64_t ms_of(double seconds) { return static_cast<std::int64_t>(seconds * 1e3); }
 
-// Looks at Python's signals before every call: what may be ended is ended then, and what is paused
-// is resumed.
+// Checks Python's signals before every call. After a signal the driver stops at the next safe
+// point, and resumes an engine that it paused.
 class SignalledTransport final : public EngineTransport {
  public:
   SignalledTransport(std::unique_ptr<EngineTransport> transport, std::atomic<bool>& stop)
@@ -41,7 +41,7 @@ class SignalledTransport final : public EngineTransport {
   [[nodiscard]] const std::string& name() const override { return transport_->name(); }
   [[nodiscard]] bool stopping() const override { return *stop_; }
 
-  // Raises what a signal's handler raised.
+  // Raises the exception of a signal handler, if there was one.
   void rethrow() { failure_.rethrow(); }
 
  private:
@@ -61,9 +61,10 @@ class SignalledTransport final : public EngineTransport {
   PythonFailure failure_;
 };
 
-// A function of Python as the engine of this process. What it raises is the call's failure.
+// Makes a Python function carry the calls to an engine in this process. An exception of the
+// function is the failure of the call.
 InProcessCall python_call(py::function function) {
-  // Dropped with the GIL, wherever the last copy goes.
+  // The deleter takes the GIL, whichever thread drops the last copy.
   const std::shared_ptr<py::function> held(new py::function(std::move(function)),
                                            [](py::function* dropped) {
                                              const py::gil_scoped_acquire acquired;
@@ -84,7 +85,7 @@ InProcessCall python_call(py::function function) {
 
 class HeldDriver {
  public:
-  // `make` is given the flag that ends calls.
+  // `make` gets the flag that ends calls in progress.
   template <typename Make>
   HeldDriver(const std::optional<std::string>& source, Make&& make)
       : transport_(make(&stop_), stop_) {
@@ -94,7 +95,8 @@ class HeldDriver {
     driver_ = std::make_unique<EngineDriver>(std::move(options));
   }
 
-  // What the ranks hold must add up to what they say: asked of every server before anything else.
+  // Opens, then compares the ranks' shares with the digest that they report. Every server is
+  // checked once, before its first update.
   std::string open() {
     DriverResult opened = carry(driver_->begin_open());
     if (const Status proven = prove_first(opened); !proven.ok()) opened.status = proven;
@@ -113,7 +115,7 @@ class HeldDriver {
     return refused ? *refused : run(driver_->begin_update({}, staged));
   }
   std::string close() { return run(driver_->begin_close()); }
-  // What the ranks say now, whatever the driver does.
+  // The ranks' current status, whatever the state of the driver.
   std::string ask() {
     EngineCall call;
     call.op = EngineOp::kAsk;
@@ -124,7 +126,7 @@ class HeldDriver {
     return replies_of(answer.ranks).dump();
   }
 
-  // The ranks' shares, added up.
+  // Adds up the ranks' shares and compares them with the version's digests.
   std::string prove(bool sweep) {
     const Result<std::vector<RankShares>> asked =
         without_gil([&] { return ask_shares(transport_, sweep, driver_->pause_state()); });
@@ -133,7 +135,7 @@ class HeldDriver {
     return proof_to_json(add_up(ranks), ranks, false).dump();
   }
 
-  // Where the ranks' weights are not the checkpoint's.
+  // Up to `limit` elements at which the ranks' weights differ from the checkpoint at `path`.
   std::string places(const std::string& path, std::size_t limit) {
     const Result<DifferentPlaces> found = without_gil([&]() -> Result<DifferentPlaces> {
       DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
@@ -160,19 +162,20 @@ class HeldDriver {
     transport_.rethrow();
     return proven;
   }
-  // A server that was started in the other's place. What open() would say, if that is not proven.
+  // Checks a server that has replaced the one that open() checked. Returns the text of a refused
+  // open() if its weights are not proven.
   std::optional<std::string> prove_another() {
     if (first_.asked()) return std::nullopt;
     DriverResult opened = carry(driver_->begin_open());
     const Status proven = prove_first(opened);
-    if (proven.ok()) return std::nullopt;  // the update tells what else is wrong
+    if (proven.ok()) return std::nullopt;  // other failures of open() show in the update
     opened.status = proven;
     return text_of(opened);
   }
 
   std::string run(EngineCall first) {
     const DriverResult result = carry(std::move(first));
-    first_.heard(result.replies);
+    first_.add(result.replies);
     return text_of(result);
   }
 
@@ -185,22 +188,22 @@ class HeldDriver {
   }
 
   static std::string text_of(const DriverResult& result) {
-    const Json said = {{"ok", result.status.ok()},
-                       {"error", std::string(result.status.message())},
-                       {"updated", result.updated},
-                       {"left_paused", result.left_paused},
-                       {"from_version", result.from_version},
-                       {"version", result.identity.version},
-                       {"run", result.identity.run},
-                       {"digest", result.identity.digest},
-                       {"staged", result.staged ? Json(*result.staged) : Json()},
-                       {"replies", replies_of(result.replies)},
-                       {"timings",
-                        {{"staged_ms", result.times.stage_ms},
-                         {"pause_ms", result.times.pause_ms},
-                         {"commit_ms", result.times.apply_ms},
-                         {"resume_ms", result.times.resume_ms}}}};
-    return said.dump(-1, ' ', true, Json::error_handler_t::replace);
+    const Json outcome = {{"ok", result.status.ok()},
+                          {"error", std::string(result.status.message())},
+                          {"updated", result.updated},
+                          {"left_paused", result.left_paused},
+                          {"from_version", result.from_version},
+                          {"version", result.identity.version},
+                          {"run", result.identity.run},
+                          {"digest", result.identity.digest},
+                          {"staged", result.staged ? Json(*result.staged) : Json()},
+                          {"replies", replies_of(result.replies)},
+                          {"timings",
+                           {{"staged_ms", result.times.stage_ms},
+                            {"pause_ms", result.times.pause_ms},
+                            {"commit_ms", result.times.apply_ms},
+                            {"resume_ms", result.times.resume_ms}}}};
+    return outcome.dump(-1, ' ', true, Json::error_handler_t::replace);
   }
 
   std::atomic<bool> stop_{false};
@@ -241,16 +244,16 @@ std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source,
   });
 }
 
-// A call to SGLang's own HTTP. Without a body it is asked, and the answer is JSON text.
+// Calls SGLang's HTTP server: POST with a body, otherwise GET, which returns JSON text.
 std::string call_sglang(const std::string& url, const std::string& path,
                         const std::optional<std::string>& body, double timeout_s) {
   const EngineLink link({.url = url}, milliseconds(ms_of(timeout_s)), nullptr);
   return take(without_gil([&]() -> Result<std::string> {
     if (body) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(*body, path));
+      DRIFTLESS_ASSIGN_OR_RETURN(const Json arguments, parse_json(*body, path));
       const bool loads = path == "/update_weights_from_disk";
-      DRIFTLESS_RETURN_IF_ERROR(loads ? sglang_load(link, said)
-                                      : sglang_post(link, path, said, true));
+      DRIFTLESS_RETURN_IF_ERROR(loads ? sglang_load(link, arguments)
+                                      : sglang_post(link, path, arguments, true));
       return std::string();
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link.get(path, true));
@@ -258,7 +261,7 @@ std::string call_sglang(const std::string& url, const std::string& path,
   }));
 }
 
-// Tells one engine that reads hf_delta directories itself.
+// Notifies one engine that reads hf_delta directories itself.
 void pull_weights(const std::string& url, const std::string& checkpoint, const std::string& source,
                   std::uint64_t version, double timeout_s) {
   NotifyOptions options;
@@ -267,11 +270,12 @@ void pull_weights(const std::string& url, const std::string& checkpoint, const s
   options.timeout = milliseconds(ms_of(timeout_s));
   options.retries = 0;
   const std::unique_ptr<EngineNotifier> notifier = take(EngineNotifier::create(options));
-  PublishedVersion told;
-  told.source_dir = source;
-  told.version = version;
-  check(without_gil(
-      [&] { return notifier->notify(told, Deadline::after(4 * options.timeout)).front().status; }));
+  PublishedVersion published;
+  published.source_dir = source;
+  published.version = version;
+  check(without_gil([&] {
+    return notifier->notify(published, Deadline::after(4 * options.timeout)).front().status;
+  }));
 }
 
 }  // namespace
@@ -284,11 +288,11 @@ void bind_engine_driver(py::module_& module) {
   const auto source = py::arg("source") = py::none();
   py::class_<HeldDriver>(
       module, "EngineDriver",
-      "Brings all ranks of one engine to a version, or leaves all where they were. Results are "
-      "JSON text (drive.py).")
+      "Brings all ranks of one engine to a version, or leaves all at the version before. Results "
+      "are JSON text (drive.py).")
       .def_static("in_process", &in_process, py::arg("call"), source,
-                  "`call(operation, arguments)`: both sides JSON text; NotImplementedError: the "
-                  "engine has no such operation.")
+                  "`call(operation, arguments)` carries a call to the engine; arguments and result "
+                  "are JSON text. It raises NotImplementedError if the engine lacks the operation.")
       .def_static("vllm", &vllm, py::arg("url"), source, py::arg("timeout_s") = 120.0,
                   py::arg("token") = "")
       .def_static("sglang", &sglang, py::arg("url"), source, py::arg("timeout_s") = 120.0,

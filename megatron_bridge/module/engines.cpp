@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What driftless.engines needs: strided maps, a target of a module's parameters, the new values of
-// the tensors that Python writes itself, and masked overwrites on the host and on a GPU.
+// Classes for driftless.engines: strided maps, the target of a module's parameters, the new values
+// of tensors that Python writes, and masked overwrites on the host and on a GPU.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +25,7 @@
 namespace driftless::python {
 namespace {
 
-// `where`: "the layout has", for the message.
+// Fails if `layout` does not have the tensor. `where` begins the error message.
 std::uint32_t index_of(const WeightLayout& layout, const std::string& name,
                        std::string_view where = "the layout has") {
   const std::optional<std::uint32_t> found = layout.find(name);
@@ -33,7 +33,8 @@ std::uint32_t index_of(const WeightLayout& layout, const std::string& name,
   fail(StatusCode::kNotFound, where, " no tensor '", name, "'");
 }
 
-// A map into memory at an address, as units of a type that values of `from` are converted to.
+// A map into units of type `dtype` at an address. Values of type `from` are converted. `what`
+// begins the error message.
 WeightMap map_into(const StridedMap& map, std::uint64_t address, DType from,
                    const std::string& dtype, const std::string& what = {}) {
   const DType to = take(parse_dtype(dtype));
@@ -45,7 +46,7 @@ WeightMap map_into(const StridedMap& map, std::uint64_t address, DType from,
   return {0, memory_at(address), unit_bytes(to), map, *cast, {}};
 }
 
-// TensorChanges by names, and into tensors of Python.
+// TensorChanges for Python: by tensor names, and written into Python's tensors.
 class HeldChanges {
  public:
   explicit HeldChanges(std::shared_ptr<const TensorChanges> changes)
@@ -77,7 +78,7 @@ class HeldChanges {
     }
     without_gil([&] { changes_->write(tensor, ref.data, only); });
   }
-  // The changes of the tensor that the map has, into memory.
+  // Writes the tensor's changes that lie in the map to memory.
   [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
                                       std::uint64_t target, const std::string& dtype,
                                       unsigned threads) const {
@@ -107,12 +108,13 @@ StridedView view_of(const View& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
 
-// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it
-// raises becomes a status that says so; an exception of ours keeps its code.
+// Calls a Python object with the methods check, stage, commit, undo, drop and, optionally, written,
+// which is called after all writes. Its exceptions become statuses; a driftless.Error keeps its
+// code.
 class PythonWriter final : public ExternalWriter {
  public:
   explicit PythonWriter(py::object writer)
-      : writer_(std::move(writer)), told_(py::hasattr(writer_, "written")) {}
+      : writer_(std::move(writer)), has_written_(py::hasattr(writer_, "written")) {}
   ~PythonWriter() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const py::gil_scoped_acquire acquired;
     writer_ = py::object();
@@ -127,7 +129,7 @@ class PythonWriter final : public ExternalWriter {
   Status commit() override { return call("commit"); }
   Status undo() override { return call("undo"); }
   void drop() override { static_cast<void>(call("drop")); }
-  Status written() override { return told_ ? call("written") : Status(); }
+  Status written() override { return has_written_ ? call("written") : Status(); }
 
  private:
   template <typename... Arguments>
@@ -142,10 +144,10 @@ class PythonWriter final : public ExternalWriter {
   }
 
   py::object writer_;
-  bool told_;  // it has written()
+  bool has_written_;  // whether it has the method written()
 };
 
-// What a target is made of, and what Python must keep for it.
+// The parts of a target, and the Python objects that must live as long as it.
 struct TargetParts {
   MappedParts parts;
   MappedOptions options;
@@ -246,13 +248,13 @@ void def_making(Class& holder, TargetParts (*make)(Arguments...)) {
       [&](const auto&... each) {
         holder.def(py::init(init), each...);
         holder.def("replace", replace, each...,
-                   "Other maps in the place of these, under a receiver that uses the target: the "
-                   "engine has moved its tensors. It must not use them meanwhile.");
+                   "Replaces the maps after the engine has moved its tensors. A receiver may have "
+                   "the target open, but neither it nor the engine may use the weights meanwhile.");
       },
       named);
 }
 
-// A copy from `source`, in which units are new values or the sentinel, into `address`.
+// Copies the units of `source` that are not the sentinel to `target`, through a map.
 MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
                          std::uint64_t sentinel, std::uint64_t target,
                          const std::string& target_dtype, unsigned threads) {
@@ -284,7 +286,7 @@ std::vector<bool> hold(const std::vector<SourcedTuple>& given, std::optional<int
 void bind_map(py::module_& module) {
   py::class_<StridedMap> map(
       module, "StridedMap",
-      "Which units of a tensor lie where in other memory. Views are (offset, shape, strides).");
+      "Maps units of a tensor to units of other memory. Views are (offset, shape, strides).");
   def_fields(map, "units", &StridedMap::units, "dims", &StridedMap::dims);
   map.def(py::init([](const View& source, std::uint64_t source_units, const View& target,
                       std::uint64_t target_units) {
@@ -297,18 +299,19 @@ void bind_map(py::module_& module) {
           [](const StridedMap& self, const StridedMap& other) {
             return meet(self, other, MapSide::kTarget);
           },
-          "Whether both write the same unit.");
+          "Whether the two maps write a common unit.");
   module.def("hold_sources", &hold, py::arg("maps"), py::arg("device") = py::none(),
              py::arg("threads") = 0,
-             "For each of `maps`, (address of a tensor on the host, its units, its dtype, address "
-             "of the memory's first unit, its dtype, map): whether that memory, the host's or a "
-             "GPU's, holds the tensor's values, converted, to the bit. Reads all of both.");
+             "Each of `maps` is (address of a tensor on the host, its units, its dtype, address of "
+             "the first unit of other memory, the dtype there, map). Returns for each whether that "
+             "memory, on the host or on GPU `device`, holds the tensor's converted values bit for "
+             "bit. Reads all of both.");
   module.def("can_cast", [](const std::string& from, const std::string& to) {
     return value_cast(take(parse_dtype(from)), take(parse_dtype(to))).has_value();
   });
 }
 
-// MaskedDevice for Python: keeps what it was given, and numbers tensors as they were staged.
+// MaskedDevice for Python: keeps its arguments alive, and numbers tensors in the order of stage().
 class HeldMasked {
  public:
   using Dense = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
@@ -328,7 +331,7 @@ class HeldMasked {
     const std::vector<MaskedDevice::Dense> filled = checked(first);
     check(without_gil([&] { return masked_->stage(tensors, dense_bytes, filled); }));
   }
-  // The full-shape tensor at this offset; its content is what fill() put there last.
+  // The full-shape tensor at this offset, with the content that the last fill() wrote there.
   [[nodiscard]] TensorRef tensor(std::size_t number, std::uint64_t offset) const {
     const TensorSpec& spec = at(number);
     const std::shared_ptr<std::byte> memory = masked_->dense();
@@ -340,7 +343,7 @@ class HeldMasked {
     const std::vector<MaskedDevice::Dense> filled = checked(dense);
     check(without_gil([&] { return masked_->fill(filled, stream_of(stream)); }));
   }
-  // Takes some microseconds: not worth letting go of the interpreter.
+  // Keeps the GIL, because it takes only a few microseconds.
   std::size_t overwrite(std::size_t number, const StridedMap& map, std::uint64_t target,
                         const std::string& dtype, std::uint64_t stream) {
     const WeightMap into = map_into(map, target, at(number).dtype, dtype);
@@ -353,8 +356,8 @@ class HeldMasked {
  private:
   [[nodiscard]] const TensorSpec& at(std::size_t number) const {
     if (number < specs_.size()) return specs_[number];
-    fail(StatusCode::kInvalidArgument, "tensor ", number, " of ", specs_.size(),
-         " that are staged");
+    fail(StatusCode::kInvalidArgument, "there is no tensor number ", number, ": ", specs_.size(),
+         " are staged");
   }
   [[nodiscard]] std::vector<MaskedDevice::Dense> checked(const std::vector<Dense>& given) const {
     std::vector<MaskedDevice::Dense> dense;
@@ -367,7 +370,7 @@ class HeldMasked {
 
   int device_;
   std::unique_ptr<MaskedDevice> masked_;
-  std::shared_ptr<HeldChanges> changes_;  // what is staged points into it
+  std::shared_ptr<HeldChanges> changes_;  // the staged tensors point into it
   std::vector<TensorSpec> specs_;
 };
 
@@ -379,20 +382,19 @@ void bind_engines(py::module_& module) {
       module, "MappedTarget",
       "Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor, "
       "address of the memory's first unit, its dtype, map, the parameter's name); all lead to host "
-      "memory, or to that of one GPU, `device`. `writer` writes the tensors that have no maps: "
-      "check(), stage(changes), commit(), undo(), drop(); each may raise. After a commit() that "
-      "raised, undo() takes back what it wrote; if that raises, too, no version is held any more. "
-      "If it has written(), that is called after a commit, and after one that was taken back; if "
-      "it raises, the commit is taken back. With `only_rule`, versions that are quantized by "
-      "another "
-      "rule are refused. driftless.engines makes them from a module.");
+      "memory, or to that of one GPU, `device`. `writer` writes the tensors that have no maps; its "
+      "methods are check(), stage(changes), commit(), undo() and drop(), and each may raise. After "
+      "a failed commit(), undo() restores the old values; if it fails, too, the target holds no "
+      "version any more. The optional written() is called after every commit and every undone "
+      "commit; if it raises, the commit is undone. With `only_rule`, versions that another rule "
+      "quantized are refused. driftless.engines makes targets from modules.");
   def_making(mapped, &make_parts);
   mapped.def_property_readonly("proven", &MappedHolder::proven,
                                "Whether the digest is proven from the parameters' own bits.");
   py::class_<MaskedWrite>(
       module, "MaskedWrite",
-      "A copy by addresses through a map, of the source's units that are not the sentinel. Done "
-      "when it is made.")
+      "Copies the units of `source` that are not the sentinel to `target`, through a map; both are "
+      "addresses. The constructor makes the copy, undo() restores the old values.")
       .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
            py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
       .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
@@ -401,28 +403,32 @@ void bind_engines(py::module_& module) {
   def_fields(changes, "names", &HeldChanges::names, "whole", &HeldChanges::whole);
   changes.def("changed", &HeldChanges::changed, py::arg("name"))
       .def("absent", &HeldChanges::absent, py::arg("name"),
-           "Bits that no new value of the tensor has.")
-      .def("write", &HeldChanges::write, py::arg("name"), py::arg("tensor"),
-           py::arg("only") = py::none(),
-           "Into a tensor of the same size on the host; with `only`, the values of these bits.")
+           "A bit pattern that no new value of the tensor has; None: all patterns occur.")
+      .def(
+          "write", &HeldChanges::write, py::arg("name"), py::arg("tensor"),
+          py::arg("only") = py::none(),
+          "Writes the new values into a tensor of the same size on the host; with `only`, just the "
+          "values with these bits.")
       .def("overwrite", &HeldChanges::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
            py::arg("dtype"), py::arg("threads") = 0,
-           "The changes that the map has into memory, by its address.");
+           "Writes the changes that lie in the map to memory at an address.");
   py::class_<HeldMasked>(
       module, "MaskedDevice",
-      "Masked overwrites in the memory of a GPU. Tensors have the numbers that their names have in "
-      "stage(); dense ones are (number, offset in bytes, sentinel). Streams are of torch's "
-      "cuda_stream; what takes one queues its work there.")
+      "Masked overwrites in the memory of a GPU. A tensor's number is its index in the names of "
+      "stage(). `dense` tensors are (number, offset in bytes, sentinel). A method with `stream` (a "
+      "torch stream's cuda_stream) queues its work there and returns.")
       .def(py::init<int>(), py::arg("device"))
       .def("stage", &HeldMasked::stage, py::arg("changes"), py::arg("names"),
            py::arg("dense_bytes"), py::arg("first"),
-           "The changes of these tensors, and full-shape ones of the first chunk; waits.")
+           "Copies the changes of these tensors to the GPU, makes the full-shape tensors `first`, "
+           "and waits for both.")
       .def("tensor", &HeldMasked::tensor, py::arg("number"), py::arg("offset"),
-           "The full-shape tensor there; it holds what was filled in last.")
+           "The full-shape tensor at this offset, with the content of the last fill().")
       .def("fill", &HeldMasked::fill, py::arg("dense"), py::arg("stream"))
       .def("overwrite", &HeldMasked::overwrite, py::arg("number"), py::arg("map"),
            py::arg("target"), py::arg("dtype"), py::arg("stream"),
-           "The changes that the map has into memory, by its address. A number for undo().")
+           "Writes the changes that lie in the map to memory at an address. Returns a number for "
+           "undo().")
       .def("undo", &HeldMasked::undo, py::arg("write"), py::arg("stream"));
 }
 

@@ -53,7 +53,7 @@ Status PythonFailure::capture(std::string_view what) {
     throw;
   } catch (const abi::__forced_unwind&) {
     wait_for_end_of_process();
-  } catch (...) {  // Python's own: below
+  } catch (...) {  // an exception of Python, handled below
   }
   const bool first = failure_ == nullptr;
   if (first) failure_ = std::current_exception();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statuses as Python exceptions, and Python exceptions carried through native calls.
 //
-// A binding function throws StatusError; what Python sees is the class of driftless.errors that
-// stands for the code. A callback that raises inside a native call is kept by PythonFailure, the
-// call ends with a status, and the same exception is raised again on the way out.
+// A binding function throws StatusError, and Python gets the class of driftless.errors for its
+// code. If a callback raises inside a native call, PythonFailure keeps the exception, the call ends
+// with a status, and the binding function raises the same exception again.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -39,14 +39,14 @@ template <typename T>
   return std::move(result.value());
 }
 
-// Once Python is ending, a thread that it does not wait for gets the GIL no more: before
-// Python 3.14 it is unwound by force instead, which neither a destructor nor a catch of ours
-// survives. There it waits for the end of the process, as later Pythons have it.
+// While Python exits, a daemon thread that requests the GIL never gets it. Before Python 3.14 the
+// thread is unwound by force, which would end the process in a destructor or a catch clause. Such a
+// thread waits here for the end of the process, as Python 3.14 makes it do.
 [[noreturn]] inline void wait_for_end_of_process() {
   for (;;) ::pause();
 }
 
-// Without the GIL as long as it lives.
+// Releases the GIL as long as this object lives.
 class GilReleased {
  public:
   GilReleased() : thread_(PyEval_SaveThread()) {}
@@ -64,7 +64,7 @@ class GilReleased {
   PyThreadState* thread_;
 };
 
-// With the GIL as long as it lives: for threads of ours, and for destructors.
+// Holds the GIL as long as this object lives: for our own threads, and for destructors.
 class GilTaken {
  public:
   GilTaken() {
@@ -89,9 +89,9 @@ auto without_gil(Work&& work) {
 // the GIL.
 class PythonFailure {
  public:
-  // Within a catch block. Returns what the native caller is told.
+  // Call it in a catch block. Returns the status for the native caller.
   [[nodiscard]] Status capture(std::string_view what);
-  // Raises what was captured, once; with the GIL.
+  // Raises the captured exception, once. Needs the GIL.
   void rethrow();
   void forget() { failure_ = nullptr; }
 
@@ -99,8 +99,8 @@ class PythonFailure {
   std::exception_ptr failure_;
 };
 
-// Runs `work` without the GIL, then `after` with it, however `work` ended. Raises what a callback
-// raised meanwhile, else what the status says.
+// Runs `work` without the GIL, then `after` with the GIL, even if `work` failed. If it failed,
+// raises the exception of a callback if there was one, otherwise the exception of the status.
 template <typename Work, typename After>
 auto native_call(PythonFailure& failure, Work&& work, After&& after) {
   auto result = without_gil(work);
@@ -113,8 +113,8 @@ auto native_call(PythonFailure& failure, Work&& work, After&& after) {
   return take(std::move(result));
 }
 
-// Within a catch block, with the GIL: what Python or we raised. An exception of ours keeps its
-// code.
+// Call it in a catch block, with the GIL. Returns the exception as a status; a driftless.Error
+// keeps its code.
 [[nodiscard]] Status caught_status();
 
 void bind_errors(py::module_& module);

@@ -33,9 +33,9 @@ JobRole parse_role(const std::string& text) {
 
 InUse::Turn::Turn(std::atomic_flag& flag, std::string_view what) : flag_(flag) {
   if (flag_.test_and_set()) {
-    fail(StatusCode::kBusy, what,
-         " is in use by another thread or by the call that this one is made "
-         "from: one call at a time");
+    fail(
+        StatusCode::kBusy, what,
+        " is in use by another thread, or by the call that runs this callback: one call at a time");
   }
 }
 
@@ -47,7 +47,7 @@ Job::Job(Config config, JobRole role, const Launch& launch, py::object on_record
   process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launch); }));
 }
 
-// Every member holds the job, so that none is left here.
+// Every member holds a reference to the job, so no member is left here.
 Job::~Job() {  // NOLINT(bugprone-exception-escape): only without an interpreter
   let_go();
 }
@@ -71,20 +71,20 @@ Status Job::drop_members() {
 void Job::close(std::chrono::milliseconds wait) {
   if (process_ == nullptr) return;
   const InUse::Turn turn = in_use_.take("the job");
-  const Status unheard = drop_members();
+  const Status dropped_status = drop_members();
   std::shared_ptr<JobProcess> process = std::move(process_);
   const Status closed = without_gil([&] {
     Status ended = process->close(Deadline::after(wait));
     process.reset();
     return ended;
   });
-  check(unheard);
+  check(dropped_status);
   check(closed);
 }
 
 void Job::leave() {
   if (process_ == nullptr) return;
-  const InUse::Turn turn = in_use_.take("the job");  // what is being opened needs the process
+  const InUse::Turn turn = in_use_.take("the job");  // a member that is opening uses the process
   let_go();
 }
 
@@ -138,29 +138,29 @@ void bind_config(py::module_& module) {
           [](const std::string& config, const std::vector<std::string>& settings) {
             return take(read_config(posix_file_system(), config, settings));
           },
-          py::arg("config"), overrides, "A file's path, or the text itself.")
+          py::arg("config"), overrides, "Reads a configuration: `config` is a path or YAML text.")
       .def_property_readonly("buffer_bytes",
                              [](const Config& config) { return config.publisher.buffer_bytes; })
       .def_property_readonly("chunk_bytes",
                              [](const Config& config) { return config.receiver.chunk_bytes; })
       .def_property_readonly("road", &Config::road_row,
-                             "The road by its name, with the variant that the settings choose.")
+                             "The name of the road, with the variant that the settings select.")
       .def_property_readonly(
           "directory",
           [](const Config& config) -> std::optional<std::string> {
             if (config.kind().directory == nullptr) return std::nullopt;
             return config.kind().directory(config.road_options());
           },
-          "Where others read the files of a version; None: the road has no such directory.")
+          "The directory in which receivers read the files of a version; None: the road has none.")
       .def_property_readonly(
           "takes_blocks",
           [](const Config& config) {
             return publication_format(config.publisher.layout).takes_blocks;
           },
-          "Whether versions hold blocks of tensors; else ranks publish whole tensors.")
+          "Whether ranks may publish blocks of tensors; if not, they publish whole tensors.")
       .def_property_readonly(
           "takes_groups", [](const Config& config) { return takes_groups(road_table(), config); },
-          "Whether trainers that something else than MPI joined can use the road.")
+          "Whether trainers that do not use MPI to form their group can use the road.")
       .def_property_readonly(
           "publish_s", [](const Config& config) { return seconds_of(config.publisher.deadline); })
       .def_property_readonly(
@@ -172,8 +172,9 @@ void bind_config(py::module_& module) {
                                   role ? std::optional(parse_role(*role)) : std::nullopt));
           },
           py::arg("role") = py::none(),
-          "Raises what a Job of this configuration would lack here: a road or another part that "
-          "was not built, and, for a job of `role`, an MPI launcher. Joins nobody.")
+          "Raises an error if this machine lacks something that a Job of this configuration needs: "
+          "a part that was not built, or, for a job of `role`, an MPI launcher. Contacts no other "
+          "process.")
       .def("settings", [](const Config& config) {
         py::dict settings;
         for (const auto& [key, value] : effective_settings(config)) settings[py::str(key)] = value;
@@ -189,8 +190,8 @@ void bind_config(py::module_& module) {
   module.def("backends", [] { return backends(); });
 }
 
-// Of what Job is given: a Launch, whether MPI joins the processes, or nothing. Without MPI only the
-// hub's group asks for more.
+// The Launch for Job's argument `launched`: a Launch, whether MPI joins the processes, or nothing.
+// Without MPI, only a group that the hub forms needs the launcher's variables.
 Launch launch_given(const std::optional<std::variant<bool, Launch>>& given, const Config& config) {
   if (given && std::holds_alternative<Launch>(*given)) return std::get<Launch>(*given);
   const bool* const mpi = given ? &std::get<bool>(*given) : nullptr;
@@ -200,7 +201,7 @@ Launch launch_given(const std::optional<std::variant<bool, Launch>>& given, cons
   return launch;
 }
 
-// A group of a job's trainers for Python, which has it beside those of the job's publishers.
+// A group of the job's trainers for Python, independent of the groups of the job's publishers.
 class HeldGroup final : public JobMember {
  public:
   explicit HeldGroup(std::shared_ptr<Job> job) : job_(std::move(job)) {
@@ -261,11 +262,14 @@ void bind_group(py::module_& module) {
       .def(
           "begin_epoch",
           [](HeldGroup& self, std::uint64_t number) { self.group().begin_epoch(number); },
-          py::arg("number"), "After a failure all ranks begin one, and meet again. They ascend.")
+          py::arg("number"),
+          "Discards messages of earlier epochs. After a failure all ranks begin the same new "
+          "epoch; "
+          "numbers ascend.")
       .def("gather", &HeldGroup::gather, py::arg("data"), py::arg("timeout_s"),
-           "All ranks' bytes, on rank 0; nothing on the others.")
+           "Returns all ranks' bytes on rank 0, and an empty list on the others.")
       .def("broadcast", &HeldGroup::broadcast, py::arg("data"), py::arg("timeout_s"),
-           "Rank 0's bytes, on every rank.");
+           "Returns rank 0's bytes on every rank.");
 }
 
 void bind_launch(py::module_& module) {
@@ -292,10 +296,11 @@ void bind_launch(py::module_& module) {
       py::kw_only(), py::arg("launcher") = py::none(), py::arg("rank") = py::none(),
       py::arg("world") = py::none(), py::arg("local_rank") = py::none(),
       py::arg("address") = py::none(), py::arg("attempt") = py::none(),
-      "The place of this process, by the innermost launcher's variables; what is given by name "
-      "counts instead.");
+      "The place of this process, from the environment variables of the innermost launcher. "
+      "Arguments override them.");
   module.def("launched_by_mpi", [] { return take(launch_of_process()).mpi; }, "launch().mpi");
-  py::class_<Waiting>(module, "Waiting", "Prints whom the process waits for; core/waiting.h.")
+  py::class_<Waiting>(module, "Waiting",
+                      "Prints from time to time what the process waits for; core/waiting.h.")
       .def(py::init())
       .def(
           "look",
@@ -313,10 +318,11 @@ void bind_job(py::module_& module) {
   bind_launch(module);
   py::class_<Job, std::shared_ptr<Job>> job(
       module, "Job",
-      "This process among the others of a job. Used by the thread that made it. `role`: trainer, "
-      "rollout or bystander. on_record(dict): the record of each version, and of each engine that "
-      "a trainer notifies, called by the thread that called publish(), wait() or commit(); "
-      "docs/operate/metrics.md has the keys. What it raises is printed once.");
+      "This process as a member of a job. Only the thread that made it may use it. `role`: "
+      "trainer, "
+      "rollout or bystander. on_record(dict) gets the record of each version, and of each engine "
+      "that a trainer notifies, on the thread that called publish(), wait() or commit(); "
+      "docs/operate/metrics.md has the keys. Its first exception is printed.");
   job.def(py::init([](Config config, const std::string& role,
                       const std::optional<std::variant<bool, Launch>>& launched,
                       const py::object& on_record) {
@@ -337,24 +343,26 @@ void bind_job(py::module_& module) {
           "tell_end",
           [](Job& self, const std::string& text, std::optional<double> timeout_s) {
             const auto wait = self.wait_or(timeout_s);
-            self.call(
-                [&](JobProcess& process) { return process.tell_end(text, Deadline::after(wait)); });
+            self.call([&](JobProcess& process) {
+              return process.publish_end(text, Deadline::after(wait));
+            });
           },
           py::arg("text"), py::arg("timeout_s") = py::none())
-      .def("hear_end", [](Job& self) { return self.call(&JobProcess::hear_end); })
+      .def("hear_end", [](Job& self) { return self.call(&JobProcess::fetch_end); })
       .def(
           "close",
           [](Job& self, std::optional<double> timeout_s) { self.close(self.wait_or(timeout_s)); },
           py::arg("timeout_s") = py::none(),
-          "Collective: the orderly end. Closes the job's publishers and receivers first.")
-      .def("leave", &Job::leave, "Without waiting for anybody: after a failure.")
+          "Ends the job in order: closes its publishers and receivers, then waits for the other "
+          "processes. Collective.")
+      .def("leave", &Job::leave,
+           "Leaves the job after a failure, without waiting for other processes.")
       .def(
           "abandon", [](Job& self, int exit_code) { self.process().abandon(exit_code); },
-          py::arg("exit_code") = 1,
-          "Ends this process and the job that it is part of. Does not return.")
+          py::arg("exit_code") = 1, "Ends this process and the whole job. Does not return.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](Job& self, const py::object& type, const py::object&, const py::object&) {
-        // The others may be waiting in something else: no meeting after a failure.
+        // After a failure the other processes may wait in another call: do not wait for them.
         if (type.is_none()) {
           self.close(self.wait_or({}));
         } else {

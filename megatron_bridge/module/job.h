@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Job: the process' place in a job, shared by the publishers and receivers that it has.
+// Job: this process as a member of a job. Its publishers and receivers share it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -20,8 +20,8 @@
 
 namespace driftless::python {
 
-// Objects of the library are used by one thread at a time. With the GIL released a second thread,
-// or a callback, could come in between: it is refused.
+// Refuses a second call while one is in progress: an object of the library is for one thread at a
+// time, but calls release the GIL, so another thread or a callback could call it.
 class InUse {
  public:
   class Turn {
@@ -43,11 +43,12 @@ class InUse {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-// What lives on a job's roads, and goes before the job closes.
+// An object that uses a job's roads, and is dropped before the job closes.
 class JobMember {
  public:
   virtual ~JobMember() = default;
-  // With the GIL; ok if it is dropped. What failed behind the caller's back, and nobody was told.
+  // Drops the object; ok if it was dropped before. Returns a failure of background work that was
+  // not reported yet. Needs the GIL.
   virtual Status drop() = 0;
 };
 
@@ -66,11 +67,11 @@ class Job {
   [[nodiscard]] const std::shared_ptr<JobProcess>& shared_process();
   void enter(const std::weak_ptr<JobMember>& member) { members_.push_back(member); }
   void close(std::chrono::milliseconds wait);
-  // Leaves without waiting for anybody: after an exception.
+  // Leaves after an exception, without waiting for other processes.
   void leave();
   [[nodiscard]] bool closed() const { return process_ == nullptr; }
   [[nodiscard]] InUse& in_use() { return in_use_; }
-  // For the records of its publishers and receivers.
+  // Receives the records of the job's publishers and receivers.
   [[nodiscard]] RecordCallback& on_record() { return on_record_; }
   // A call of the process, without the GIL.
   template <typename Work>
@@ -79,12 +80,12 @@ class Job {
     const InUse::Turn turn = in_use_.take("the job");
     return take(without_gil([&] { return std::invoke(work, made); }));
   }
-  // As long as Python says, or as the configuration has it.
+  // The timeout that Python passed, or the configuration's connect deadline.
   [[nodiscard]] std::chrono::milliseconds wait_or(std::optional<double> timeout_s) const;
 
  private:
   void let_go();
-  // The first failure that one of them tells.
+  // Drops all members; returns the first failure.
   Status drop_members();
 
   Config config_;
@@ -96,14 +97,15 @@ class Job {
   std::vector<std::weak_ptr<JobMember>> members_;
 };
 
-// For hf://...: a store of Python's, in the configuration.
+// If the configuration names a store that Python implements (hf://...), opens it and puts it into
+// the configuration.
 void open_python_store(Config& config);
 
-// Seconds of Python as milliseconds; kInvalidArgument for what is negative, not a number or longer
-// than a year.
+// Converts seconds to milliseconds. Fails with kInvalidArgument if `seconds` is negative, NaN, or
+// longer than kMaxDuration.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what);
 
-// A session of the library on a job, which Python holds.
+// A session of the library (a publisher, receiver or agent) that Python holds.
 template <typename Session>
 class HeldSession : public JobMember {
  public:
@@ -118,7 +120,7 @@ class HeldSession : public JobMember {
     }
     return *session_;
   }
-  // A call of the session, without the GIL; what Python raises meanwhile is raised again.
+  // Calls the session without the GIL. An exception of a Python callback is raised again.
   template <typename Work>
   auto call(Work&& work) {
     Session& made = session();
@@ -126,7 +128,7 @@ class HeldSession : public JobMember {
     return native_call([&] { return std::invoke(work, made); });
   }
   Status drop() override {
-    if (forked()) {  // perhaps while another thread was in a call, which never ends here
+    if (forked()) {  // a call of another thread of the parent never ends here: do not wait for it
       drop_now();
       return {};
     }
@@ -146,7 +148,8 @@ class HeldSession : public JobMember {
     drop_now();
   }
 
-  // With the GIL, after every call: what Python may ask while another thread is at work.
+  // Called after every call, with the GIL. Copies the state that Python may read while another
+  // thread's call is in progress.
   virtual void refresh() = 0;
   [[nodiscard]] InUse::Turn take_turn() { return in_use_.take(concat("the ", name_)); }
   [[nodiscard]] InUse& in_use() { return in_use_; }
@@ -154,7 +157,8 @@ class HeldSession : public JobMember {
   auto native_call(Work&& work) {
     return python::native_call(failure_, work, [&] { refresh(); });
   }
-  // A process that was forked has neither the threads nor the road: it leaves them alone.
+  // Whether this process was forked from the one that made the session. A fork has neither the
+  // session's threads nor its road, and must not touch them.
   [[nodiscard]] bool forked() const { return ::getpid() != process_; }
   void drop_now() {
     std::unique_ptr<Session> dropped = std::move(session_);
@@ -162,7 +166,7 @@ class HeldSession : public JobMember {
     const GilReleased released;
     dropped.reset();
   }
-  // A function of Python's, for calls without the GIL; empty if it is None.
+  // Wraps a Python function, so that it can be called without the GIL. Empty if `object` is None.
   template <typename... Arguments>
   [[nodiscard]] std::function<Status(Arguments...)> callback(const py::object& object,
                                                              std::string name) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work on elements: diff, gather, scatter, masked overwrite, digest. On host memory here; CUDA
-// tensors are passed on to device_kernels.h.
+// Operations on elements (diff, gather, scatter, masked overwrite, digest) in host memory. CUDA
+// tensors are passed to device_kernels.h.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -54,7 +54,7 @@ Result<Found> find_changes(const TensorPair& pair, unsigned threads) {
   return found;
 }
 
-// (positions as I64, new values), of units.
+// Returns (positions as I64, new values) of the units that differ.
 py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsigned threads,
                const StreamNumber& stream) {
   const TensorRef before = tensor_ref(old_tensor, "old");
@@ -66,8 +66,8 @@ py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsig
   const Found changes =
       take(without_gil([&] { return find_changes(pair, threads_or_default(threads)); }));
   const std::uint64_t count = changes.positions.size();
-  TensorRef positions = own_tensor(DType::kI64, {count});
-  TensorRef values = own_tensor(unit_type(after.dtype), {count});
+  TensorRef positions = allocate_tensor(DType::kI64, {count});
+  TensorRef values = allocate_tensor(unit_type(after.dtype), {count});
   if (count > 0) {
     std::memcpy(positions.data, changes.positions.data(), positions.size_bytes);
     std::memcpy(values.data, changes.values.data(), values.size_bytes);
@@ -75,7 +75,7 @@ py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsig
   return py::make_tuple(std::move(positions), std::move(values));
 }
 
-// Positions as they came, checked: 64 bits, within the tensor, and if it matters ascending.
+// Checks that positions are 64-bit, within the tensor, and ascending if that is required.
 std::span<const std::int64_t> positions_in(const TensorRef& positions, const TensorRef& tensor,
                                            bool ascending) {
   if (positions.dtype != DType::kI64 && positions.dtype != DType::kU64) {
@@ -98,7 +98,8 @@ std::span<const std::int64_t> positions_in(const TensorRef& positions, const Ten
   return all;
 }
 
-// The kernels take 32-bit offsets: `use` is called for stretches of positions that share a base.
+// Calls `use` for each stretch of positions that fits a common base, because the kernels take
+// 32-bit offsets.
 template <typename Use>
 void by_stretches(std::span<const std::int64_t> positions, const Use& use) {
   constexpr std::size_t kMost = 1 << 16;
@@ -124,7 +125,7 @@ TensorRef gather(const py::object& tensor, const py::object& positions,
   check(check_on_host(from, "tensor"));
   const TensorRef where = host_tensor(positions, "positions");
   const unsigned unit = unit_bytes(from.dtype);
-  TensorRef values = own_tensor(unit_type(from.dtype), {units_of(where)});
+  TensorRef values = allocate_tensor(unit_type(from.dtype), {units_of(where)});
   const py::gil_scoped_release released;
   const std::span<const std::int64_t> all = positions_in(where, from, false);
   by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
@@ -188,11 +189,12 @@ std::string digest_all(const py::iterable& tensors, unsigned threads, const Stre
 
 }  // namespace
 
-// driftless/kernels.py gives them their names there.
+// driftless/kernels.py exports these functions.
 void bind_kernels(py::module_& module) {
   const auto stream = py::arg("stream") = py::none();
   module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0, stream,
-             "The digest of weights, (name, tensor) pairs, as publishers and receivers have it.");
+             "The digest of weights, given as (name, tensor) pairs, as publishers and receivers "
+             "compute it.");
   module.def(
       "add_digests",
       [](const std::vector<std::string>& digests) {
@@ -200,15 +202,16 @@ void bind_kernels(py::module_& module) {
         for (const std::string& each : digests) sum += take(digest_from_hex(each));
         return to_hex(sum);
       },
-      py::arg("digests"), "Of disjoint tensors: the digest of all of them.");
+      py::arg("digests"), "The digest of all tensors together, from those of disjoint tensors.");
   module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0, stream,
              "(positions as I64, new values) of the units whose bits differ.");
   module.def("gather", &gather, py::arg("tensor"), py::arg("positions"), stream);
   module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"),
              stream, "Writes the values; positions ascend.");
-  module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
-             py::arg("sentinel"), stream,
-             "Writes source wherever its bits are not the sentinel; how many units were written.");
+  module.def(
+      "masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
+      py::arg("sentinel"), stream,
+      "Copies the units of source that are not the sentinel; returns how many were written.");
   module.def(
       "digest_tensor",
       [](const std::string& name, const py::object& tensor, unsigned threads,

@@ -38,7 +38,8 @@ void bind_spec(py::module_& module) {
 
 void bind_layout(py::module_& module) {
   bind_spec(module);
-  // torch's names of the types, by safetensors'. Below a byte torch counts otherwise.
+  // torch's names of the types, by safetensors' names. Types below 8 bits are left out, because
+  // torch counts their elements differently.
   py::dict names;
   for (const DTypeInfo& type : all_dtypes()) {
     if (type.bits >= 8) names[py::str(std::string(type.name))] = std::string(type.torch_name);

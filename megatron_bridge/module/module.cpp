@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless._native: the library for Python. docs/start/python.md tells how it is used.
+// driftless._native: the library for Python. docs/start/python.md explains its use.
 //
 // Every call into the library runs without the GIL; callbacks take it. Objects are used by one
 // thread at a time, and refuse a second one.

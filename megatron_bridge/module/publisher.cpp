@@ -24,7 +24,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
                 bool complete)
       : HeldSession(std::move(job), JobRole::kTrainer, "publisher"),
         before_visible_(callback<const std::string&>(before_visible, "before_visible")) {
-    std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
+    std::unique_ptr<Group> callers_group = group.is_none() ? nullptr : make_callers_group(group);
     Config config = job_->config();
     if (snapshot) config.gpu.snapshot = take(parse_snapshot(*snapshot));
     take_checkpoint(checkpoint, complete, config.publisher);
@@ -39,8 +39,9 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
       process.use_gpu(*gpu);
     }
     session_ = python::native_call(
-        failure_, [&] { return open(std::move(config), *source, process, std::move(own)); }, [] {});
-    if (auto sink = job_->on_record().sink()) session_->records().own(std::move(sink));
+        failure_,
+        [&] { return open(std::move(config), *source, process, std::move(callers_group)); }, [] {});
+    if (auto sink = job_->on_record().sink()) session_->records().keep(std::move(sink));
     refresh();
   }
   HeldPublisher(const HeldPublisher&) = delete;
@@ -48,13 +49,13 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   ~HeldPublisher() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     drop_now();
   }
-  // Waits for a version under way, and tells how it went, if nobody has asked.
+  // Waits for a version in progress. Returns its status, unless wait() has returned it.
   Status drop() override {
     Status last = wait_for_last();
     static_cast<void>(HeldSession::drop());
     return last;
   }
-  // The same, and nothing is dropped.
+  // As drop(), but keeps the session.
   [[nodiscard]] Status wait_for_last() {
     if (session_ == nullptr || forked()) return {};
     const InUse::Turn turn = take_turn();
@@ -63,7 +64,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return last ? last->status() : Status();
   }
 
-  // Python ends its threads before it drops what is left, and a version under way with them.
+  // Waits at exit for a version in progress, which otherwise would end with Python's threads.
   void wait_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
     if (live_ == nullptr) return;
     py::module_::import("atexit").attr("register")(py::cpp_function([self] {
@@ -72,25 +73,25 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     }));
   }
 
-  // The last version that was committed, as of the last call: another thread may be at work.
+  // The newest committed version, as of the last call; a call of another thread may be in progress.
   [[nodiscard]] const EndOfRun& newest() {
     static_cast<void>(session());
     return newest_;
   }
   [[nodiscard]] Publisher& publisher() { return session().publisher(); }
 
-  // The report; nothing if it goes on behind the next step.
+  // Returns the report; none if publishing continues during the next step.
   [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait,
                                                      std::optional<std::uint64_t> step) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    finish_behind(made);
+    finish_background(made);
     const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get(), wait);
     if (wait) return native_call([&] { return made.publish(*source, step); });
     LiveSource& weights = live();
     void* const stream = weights.memory() == MemoryKind::kDevice ? gpu_stream() : nullptr;
     native_call([&] {
-      made.publish_behind(*source, weights, stream, step);
+      made.publish_in_background(*source, weights, stream, step);
       return Status();
     });
     return std::nullopt;
@@ -108,7 +109,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   void capture(const py::iterable& pairs) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    finish_behind(made);
+    finish_background(made);
     const LiveSource& weights = live();
     std::vector<TensorRef> refs;
     std::vector<Publisher::NewTensor> values;
@@ -129,31 +130,32 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     native_call([&] { return made.capture(values, stream); });
   }
 
-  [[nodiscard]] std::vector<std::string> tell_engines() {
+  [[nodiscard]] std::vector<std::string> notify_engines() {
     return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
       std::vector<std::string> texts;
       if (!made.leads()) return texts;
-      made.wait_behind();
-      for (const Status& failure : made.tell_engines(made.newest().version)) {
+      made.wait_for_background();
+      for (const Status& failure : made.notify_engines(made.newest().version)) {
         texts.push_back(failure.to_string());
       }
       return texts;
     });
   }
 
-  // What each of them took, as of the last call: another thread may be at work.
+  // The results of each engine, as of the last call; a call of another thread may be in progress.
   [[nodiscard]] const std::vector<EngineTally>& engines() {
     static_cast<void>(session());
     return engines_;
   }
 
  private:
-  // What Python raised in a version behind is not what fails now; wait() has its text still.
-  void finish_behind(PublisherSession& made) {
-    without_gil([&] { made.wait_behind(true); });
+  // Waits for the version in the background. Its Python exception is dropped, so that the call that
+  // follows does not raise it; wait() still returns its text.
+  void finish_background(PublisherSession& made) {
+    without_gil([&] { made.wait_for_background(true); });
     failure_.forget();
   }
-  [[nodiscard]] std::unique_ptr<Group> make_own_group(const py::object& group) {
+  [[nodiscard]] std::unique_ptr<Group> make_callers_group(const py::object& group) {
     if (job_->launched()) {
       fail(StatusCode::kInvalidArgument,
            "group= is for jobs that no MPI launcher started, and this one is under MPI: pass "
@@ -204,10 +206,11 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 void bind_receiver_report(py::module_& module) {
   py::class_<ReceiverReport> receiver(
       module, "ReceiverReport",
-      "What a receiver last reported. A version's number is no identity: receivers of an earlier "
-      "run may have reported it, too. Compare `digest` (hex; '' if it holds nothing) with that of "
-      "the version. `proven`: the digest was computed from all of the receiver's tensors. "
-      "`partial`: it holds some of the run's tensors, and the digest is theirs.");
+      "A receiver's last report. Do not rely on the version number alone, because a receiver of an "
+      "earlier run may have reported the same number: compare `digest` (hex; '' if it holds no "
+      "version) with the version's digest. `proven`: the digest was computed from all of the "
+      "receiver's tensors. `partial`: the receiver holds only some of the run's tensors, and "
+      "`digest` is of these.");
   def_fields(
       receiver, "id", &ReceiverReport::id, "version", &ReceiverReport::version, "proof",
       &ReceiverReport::proof, "digest",
@@ -222,9 +225,10 @@ void bind_receiver_report(py::module_& module) {
 void bind_publish_reports(py::module_& module) {
   py::class_<LiveCosts> live(
       module, "LiveCosts",
-      "What a version without a snapshot took: memory of the captured changes, tensors that were "
-      "sent whole because they were not what was captured, and times. step_ms: all that held up "
-      "the trainer's steps.");
+      "The costs of a version without a snapshot: memory of the captured changes, tensors that "
+      "were "
+      "sent whole because they differed from the captured values, and times. step_ms: the total "
+      "delay of the trainer's steps.");
   def_fields(live, "captured_bytes", &LiveCosts::captured_bytes, "resent_tensors",
              &LiveCosts::resent_tensors, "capture_ms", &LiveCosts::capture_ms, "sweep_ms",
              &LiveCosts::sweep_ms, "step_ms", &LiveCosts::step_ms);
@@ -243,8 +247,8 @@ void bind_publish_reports(py::module_& module) {
   bind_receiver_report(module);
   py::class_<EngineTally> engine(
       module, "EngineTally",
-      "An engine that the leading trainer tells about every version: of how many it was told, how "
-      "many it failed to take, and the error of the last failure.");
+      "An engine that the leading trainer notifies of every version: the number of versions, how "
+      "many of them it failed to load, and the last error.");
   def_fields(engine, "url", &EngineTally::url, "versions", &EngineTally::versions, "failures",
              &EngineTally::failures, "error", &EngineTally::error);
 }
@@ -255,23 +259,30 @@ void bind_publisher(py::module_& module) {
   bind_publish_reports(module);
   py::class_<HeldPublisher, std::shared_ptr<HeldPublisher>>(
       module, "Publisher",
-      "The trainer's side. Collective: every publisher rank makes the same calls. Sources are "
-      "CheckpointSource, or have tensors(), the same TensorSpecs on every call, and visit(), which "
-      "gives every tensor once, in batches of (number in tensors(), tensor), and is called again "
-      "if a version turns out to be dense. A source that holds parts of tensors also has boxes(): "
-      "of each of tensors(), with their full shapes, None or (offsets, sizes) (ShardedSource). "
-      "`group`, for a job without MPI, has rank, size, "
-      "gather(bytes, timeout_s), which on rank 0 returns the messages of all ranks, "
-      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number): what was said before is void; "
-      "0 for a new publisher, then ascending. `before_visible` is called on "
-      "every rank with the directory that its files of a version lie in (on shared_fs; else ''), "
-      "before any process can see the version; if it raises, the version is not published. "
-      "`snapshot` overrides the configuration's. With 'none', `base` is read once, and `live` (if "
-      "it is not `base`) offers the trainer's own weights, which stay where they are; what changes "
-      "comes by capture(). A source may then have watched(): of each tensor whether others write "
-      "it, too. `checkpoint`: the base that trainer and receivers start from, a path or a "
-      "CheckpointSource. Its tensors that no rank offers are named in `notes` and recorded in the "
-      "announcement, and receivers that hold them prove them; with `complete` they are an error.")
+      "Publishes the versions of a run. Collective: every publisher rank makes the same calls.\n\n"
+      "A source is a CheckpointSource, or an object with these methods. tensors() returns the same "
+      "TensorSpecs on every call, with full shapes. visit() yields every tensor once, in batches "
+      "of "
+      "(index in tensors(), tensor); it is called again if a version turns out to be dense. A "
+      "source that holds parts of tensors also has boxes(): for each of tensors(), None (all of "
+      "it) "
+      "or (offsets, sizes), as in ShardedSource.\n\n"
+      "`group`, for a job without MPI, has rank, size, gather(bytes, timeout_s), which returns the "
+      "messages of all ranks on rank 0, broadcast(bytes, timeout_s), and optionally "
+      "begin_epoch(number), which discards earlier messages; the number is 0 for a new publisher, "
+      "then ascends.\n\n"
+      "`before_visible` is called on every rank before any receiver can see the version, with the "
+      "directory of the rank's files (on shared_fs; otherwise ''). If it raises, the version is "
+      "not "
+      "published.\n\n"
+      "`snapshot` overrides the configuration's. With 'none', `base` is read once, `live` "
+      "(default: "
+      "`base`) offers the trainer's weights in place, and capture() supplies the changes. A live "
+      "source may have watched(): for each tensor, whether other code than the optimizer writes "
+      "it.\n\n"
+      "`checkpoint`: the base that trainer and receivers start from, a path or a CheckpointSource. "
+      "Its tensors that no rank offers are named in `notes` and recorded in the announcement, and "
+      "receivers that hold them prove them. With `complete` such tensors are an error.")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
                        const py::object& group, const py::object& before_visible,
                        const py::object& live, const std::optional<std::string>& snapshot,
@@ -292,24 +303,25 @@ void bind_publisher(py::module_& module) {
             return *held.publish(source, true, step);
           },
           py::arg("source"), py::kw_only(), py::arg("step") = py::none(),
-          "The next version. `step`: the training step that the weights are of. Ranks that give "
-          "different ones make no version; with ascending steps, ranks of which one left out a "
-          "call meet again at the next step.")
+          "Publishes the next version. `step`: the training step of the weights. If ranks pass "
+          "different steps, no version is made; if a rank left out a call, the ranks agree again "
+          "at "
+          "the next step that all of them pass.")
       .def(
           "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait"), py::kw_only(),
           py::arg("step") = py::none(),
-          "The report. With wait=False, for snapshot: none, the version goes on on a thread of its "
-          "own while training does, and nothing is returned: capture(), publish() and the other "
-          "calls wait for it. How it went, wait() says, or close(); if nobody asks, the next "
-          "version carries what a failed one did not.")
+          "As above. With wait=False, for snapshot: none, returns None, and a thread publishes the "
+          "version while training continues; capture(), publish() and other calls wait for that "
+          "thread. wait() or close() reports the result. The next version carries the changes of a "
+          "failed one.")
       .def("wait", &HeldPublisher::wait,
-           "Waits for the version of publish(wait=False): its report, or what failed is raised. "
-           "None if there is none, or it was asked before.")
+           "Waits for the version of publish(wait=False), and returns its report or raises its "
+           "error. Returns None if there is no such version, or if its result was returned before.")
       .def("capture", &HeldPublisher::capture, py::arg("pairs"),
-           "For snapshot: none, before weights are written. pairs: (number in the source's "
-           "tensors(), what the weights become): as many values, of the same type, or float32 that "
-           "is rounded to bfloat16 or float16 as it is written. Keeps what changes until a version "
-           "has it. May be called several times for a version. Not collective.")
+           "For snapshot: none. Call it before weights are written, with pairs of (index in the "
+           "source's tensors(), the new values): as many values as weights, of the same type, or "
+           "float32 values that will be rounded to bfloat16 or float16. Keeps the changes until a "
+           "version holds them. May be called several times per version. Not collective.")
       .def(
           "doubt",
           [](HeldPublisher& held) {
@@ -318,13 +330,13 @@ void bind_publisher(py::module_& module) {
               return Status();
             });
           },
-          "For snapshot: none: weights were written that capture() was not shown. The next "
-          "publish() "
-          "looks at all of them, also with wait=False before it returns. Not collective.")
+          "For snapshot: none. Reports that weights may have been written without capture(). The "
+          "next publish() then compares all weights before it returns, also with wait=False. Not "
+          "collective.")
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.wait_behind();
+               session.wait_for_background();
                session.publisher().request_anchor();
                return Status();
              });
@@ -332,7 +344,7 @@ void bind_publisher(py::module_& module) {
       .def("publish_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.wait_behind();
+               session.wait_for_background();
                return session.publisher().publish_anchor();
              });
            })
@@ -343,21 +355,25 @@ void bind_publisher(py::module_& module) {
               return session.leads() ? session.declare_end() : Status();
             });
           },
-          "Tells the rollouts that no further version comes. Nothing on ranks but the first.")
+          "Declares the end of the run to the receivers. Does nothing on other ranks than the "
+          "first.")
       .def("receivers", [](HeldPublisher& held) { return held.call(&PublisherSession::listen); })
       .def("progress",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.wait_behind();
+               session.wait_for_background();
                session.road().progress();
                return Status();
              });
            })
-      .def("tell_engines", &HeldPublisher::tell_engines,
-           "Tells the `engines` of the configuration about the last version, waits for them, and "
-           "cleans up behind them. Returns what went wrong. Nothing on ranks but the first.")
+      .def(
+          "tell_engines", &HeldPublisher::notify_engines,
+          "Notifies the configuration's `engines` of the last version, waits for them, and removes "
+          "files that they no longer need. Returns the failures, as text. Does nothing on other "
+          "ranks than the first.")
       .def_property_readonly("engines", &HeldPublisher::engines,
-                             "What each of them took. Empty on ranks but the first.")
+                             "An EngineTally per notified engine. Empty on other ranks than the "
+                             "first.")
       .def_property_readonly("rank", [](HeldPublisher& held) { return held.session().rank(); })
       .def_property_readonly("layout",
                              [](HeldPublisher& held) { return held.publisher().layout(); })
@@ -370,7 +386,7 @@ void bind_publisher(py::module_& module) {
       .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })
       .def(
           "close", [](HeldPublisher& held) { check(held.drop()); },
-          "Waits for a version under way. Raises how it went, if nobody has asked.")
+          "Waits for a version in progress, and raises its error unless wait() did.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](HeldPublisher& held, const py::object& type, const py::object&, const py::object&) {

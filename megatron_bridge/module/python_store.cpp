@@ -50,7 +50,7 @@ class PythonStore final : public ObjectStore {
     try {
       const py::gil_scoped_acquire acquired;
       store_ = py::object();
-    } catch (...) {  // an interpreter that ends meanwhile
+    } catch (...) {  // the interpreter is ending
       (void)store_.release();
     }
   }
@@ -66,10 +66,11 @@ class PythonStore final : public ObjectStore {
   }
   Status replace(const std::string& key, std::span<const std::byte>, const std::string&,
                  const Deadline&) override {
-    return error(StatusCode::kUnsupported, name_, "/", key, ": the store has no conditions");
+    return error(StatusCode::kUnsupported, name_, "/", key,
+                 ": the store has no conditional writes");
   }
   Result<std::unique_ptr<Upload>> upload(const std::string& key, const Deadline& deadline) override;
-  // Pieces wait on this machine: nobody leaves any in the store.
+  // Nothing to drop: an unfinished upload is a file on this machine.
   Status drop_uploads(const std::string&, const Deadline&) override { return {}; }
   Status put_file(const std::string& key, const std::string& path, const Deadline& deadline) {
     return call("put_file", key, deadline, [&](const py::object& method) {
@@ -88,8 +89,8 @@ class PythonStore final : public ObjectStore {
       const py::bytes read = method(key, offset, bytes.size());
       const auto came = static_cast<std::string_view>(read);
       if (came.size() > bytes.size()) {
-        return error(StatusCode::kCorrupt, name_, "/", key, ": ", came.size(), " bytes came, ",
-                     bytes.size(), " were asked for");
+        return error(StatusCode::kCorrupt, name_, "/", key, ": read() returned ", came.size(),
+                     " bytes, expected at most ", bytes.size());
       }
       std::memcpy(bytes.data(), came.data(), came.size());
       return std::uint64_t{came.size()};
@@ -101,7 +102,8 @@ class PythonStore final : public ObjectStore {
       const py::bytes read = method(key, 0, max_bytes + 1);
       const auto came = static_cast<std::string_view>(read);
       if (came.size() <= max_bytes) return TaggedText{std::string(came), ""};
-      return error(StatusCode::kCorrupt, name_, "/", key, ": more than ", max_bytes, " bytes");
+      return error(StatusCode::kCorrupt, name_, "/", key, ": expected at most ", max_bytes,
+                   " bytes, found more");
     });
   }
   Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
@@ -132,7 +134,7 @@ class PythonStore final : public ObjectStore {
  private:
   class SpooledUpload;
 
-  // One call of a method; what it raises as a status.
+  // Calls a method once; its exception becomes a status.
   template <typename Work>
   [[nodiscard]] auto call_once(const char* method, const std::string& key, const Work& work)
       -> decltype(work(py::object())) {
@@ -140,12 +142,12 @@ class PythonStore final : public ObjectStore {
     try {
       return work(store_.attr(method));
     } catch (py::error_already_set& raised) {
-      // Its type alone: texts of HTTP libraries may hold a header or a signed address.
+      // Reports only the type: the text of an HTTP library may contain a header or a signed URL.
       const std::string type = py::cast<std::string>(raised.type().attr("__name__"));
       return error(code_of(raised), name_, "/", key, ": ", method, " failed: ", type);
     } catch (const std::exception& unfit) {
       return error(StatusCode::kInvalidArgument, name_, "/", key, ": ", method,
-                   " returned something else than it should: ", unfit.what());
+                   " returned a value of the wrong type: ", unfit.what());
     }
   }
 
@@ -171,7 +173,8 @@ class PythonStore final : public ObjectStore {
   const std::string name_, spool_dir_;
 };
 
-// Pieces in a file on this machine, which is put as a whole.
+// Collects the pieces of an upload in a file on this machine, and puts the file when it is
+// complete.
 class PythonStore::SpooledUpload final : public ObjectStore::Upload {
  public:
   SpooledUpload(PythonStore& store, std::string key, std::unique_ptr<File> file)

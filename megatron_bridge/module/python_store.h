@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A store of objects that Python implements (driftless.object_stores.ObjectStore), for the
-// object_store road. Its calls may come from any thread, each with the GIL; FileNotFoundError is
+// An object store that Python implements (driftless.object_stores.ObjectStore), for the road
+// object_store. Its methods are called from any thread, with the GIL. FileNotFoundError becomes
 // kNotFound, FileExistsError kAlreadyExists, NotImplementedError kUnsupported, ValueError and
-// PermissionError kInvalidArgument. Anything else may pass, and is tried again until the deadline.
+// PermissionError kInvalidArgument. After any other exception the call is retried until the
+// deadline.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +12,7 @@
 
 namespace driftless::python {
 
-// With the GIL. Uploads of several pieces lie in `spool_dir` (empty: TMPDIR, or /tmp) meanwhile.
+// Needs the GIL. Uploads of several pieces are collected in `spool_dir` (empty: TMPDIR, or /tmp).
 [[nodiscard]] std::shared_ptr<ObjectStore> make_python_store(pybind11::object store,
                                                              std::string spool_dir);
 

@@ -57,25 +57,26 @@ void bind_receiver(py::module_& module) {
             return held.stage(milliseconds_of(timeout_s, "timeout_s"));
           },
           py::arg("timeout_s") = 0.0,
-          "Waits for something newer and makes it ready; False: nothing came. Ctrl-C ends it.")
+          "Waits for a newer version and stages it. Returns False if none came in time. Ctrl-C "
+          "interrupts it.")
       .def("commit", [](HeldReceiver& held) { return held.call(&Receiver::commit); })
       .def("rollback", [](HeldReceiver& held) { held.call(&Receiver::rollback); })
       .def("report", [](HeldReceiver& held) { held.call(&Receiver::report); })
       .def("leave", [](HeldReceiver& held) { held.call(&Receiver::leave); })
       .def(
           "end", [](HeldReceiver& held) { return held.call(&Receiver::listen_for_end); },
-          "The trainer's last word, once it has come.")
+          "The end of the run (run, version, digest), once the trainer has declared it; else None.")
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
       .def_property_readonly("proven", &HeldReceiver::proven,
-                             "Whether the weights are `version` by the run's own digest of it.")
+                             "Whether the weights have the run's digest of `version`.")
       .def_property_readonly("unproven", &HeldReceiver::unproven,
-                             "Why nothing proves yet that they are the version that they are said "
-                             "to be; None: they are proven, or no version.")
+                             "Why the weights could not yet be proven to be the claimed version. "
+                             "None: they are proven, or the target holds no version.")
       .def_property_readonly("staged_version", &HeldReceiver::staged_version,
-                             "What commit() would bring; None: nothing is staged.")
+                             "The version that commit() would write; None: nothing is staged.")
       .def_property_readonly("tensor_digests", &HeldReceiver::tensor_digests,
-                             "{name: digest} of all tensors at `version`, as the run says: its "
-                             "announcement and the manifests. None: it does not say.")
+                             "{name: digest} of all tensors at `version`, from the run's "
+                             "announcement and manifests. None: they do not contain them.")
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run", [](HeldReceiver& held) { return to_hex(held.session().run()); })

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver whose job and target Python holds: driftless.Receiver, and what a worker receives by.
+// HeldReceiver: a receiver whose job and target Python holds. It is driftless.Receiver, and the
+// receiver of a Worker (worker.cpp).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,7 +17,7 @@
 
 namespace driftless::python {
 
-// How long a wait goes on before Python may look at its signals.
+// How long a wait lasts before it checks Python's signals.
 inline constexpr std::chrono::milliseconds kSignalSlice{100};
 inline void look_at_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -62,7 +63,8 @@ class HeldReceiver final : public HeldSession<Receiver> {
     return dropped;
   }
   [[nodiscard]] const std::string& id() const { return id_; }
-  // A turn that somebody else than call() needs. It ends, perhaps without the GIL, with a refresh.
+  // Takes a turn outside of call(). The end of the turn refreshes the state; it may be dropped
+  // without the GIL.
   [[nodiscard]] std::shared_ptr<const void> use() { return std::make_shared<const Use>(*this); }
 
   [[nodiscard]] bool stage(std::chrono::milliseconds wait) {
@@ -82,7 +84,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     });
   }
 
-  // By name; none if the run does not say them.
+  // By tensor name; none if the run does not publish them.
   [[nodiscard]] std::optional<std::map<std::string, std::string>> tensor_digests() {
     return call([](Receiver& made) -> Result<std::optional<std::map<std::string, std::string>>> {
       const std::vector<Digest>& digests = made.tensor_digests();
@@ -95,7 +97,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     });
   }
 
-  // Why nothing proves what the weights are said to be; none: they are proven, or no version.
+  // Why the weights could not be proven; none: they are proven, or the target holds no version.
   [[nodiscard]] std::optional<std::string> unproven() {
     return call([](Receiver& made) -> Result<std::optional<std::string>> {
       if (made.unproven().empty()) return std::optional<std::string>();
@@ -131,7 +133,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     use_.reset();
   }
 
-  // After the pause, what the engine has queued on the weights must be done.
+  // Pauses the engine, then waits for its queued GPU work on the weights.
   [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause,
                                                        std::function<Status()> resume) {
     return [this, pause = std::move(pause), resume = std::move(resume)]() -> Status {
@@ -143,7 +145,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     };
   }
 
-  // Without the GIL, which the road's threads may wait for.
+  // Drops the road without the GIL, because the road's threads may wait for it.
   struct Dropped {
     JoinedRoad& joined;
     ~Dropped() {
@@ -152,8 +154,8 @@ class HeldReceiver final : public HeldSession<Receiver> {
     }
   };
 
-  // Until the run is announced. A wait that is cut for a look at the signals begins again, so the
-  // slices grow: a slow road must be able to bring the announcement within one.
+  // Waits until the run is announced. After each slice it checks for signals and starts the wait
+  // again from the beginning. Slices grow, so that a slow road can deliver the announcement in one.
   void open(const std::shared_ptr<JobProcess>& process, const std::optional<std::string>& id,
             const ReceiverOptions& callbacks, std::chrono::milliseconds wait) {
     const Deadline deadline = Deadline::after(wait);
@@ -162,7 +164,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     JoinedRoad joined = take(
         without_gil([&] { return join_road(job_->config(), process, id, Deadline::after(wait)); }));
     const Dropped dropped{joined};
-    if (auto sink = job_->on_record().sink()) joined.records->own(std::move(sink));
+    if (auto sink = job_->on_record().sink()) joined.records->keep(std::move(sink));
     joined.options.pause = callbacks.pause;
     joined.options.resume = callbacks.resume;
     joined.options.before_read = callbacks.before_read;

@@ -9,7 +9,7 @@
 
 namespace driftless::python {
 
-// A record has no keys below keys but for the list of tensors, which is left out.
+// Records are flat, except for the list of tensors, which is left out.
 class RecordCallback::Sink final : public RecordSink {
  public:
   explicit Sink(std::shared_ptr<Records> records) : records_(std::move(records)) {}
@@ -45,9 +45,9 @@ void RecordCallback::flush() {
     try {
       function_(py::module_::import("json").attr("loads")(line));
     } catch (py::error_already_set& raised) {
-      if (raised.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();  // at the next look
+      if (raised.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();  // raised again later
       if (!std::exchange(raised_, true)) {
-        environment().say("on_record raised; later exceptions of it are not printed");
+        environment().log("on_record raised; later exceptions of it are not printed");
         raised.discard_as_unraisable(function_);
       }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecordCallback: gives the records of a job to a function of Python's, as flat dicts. Records are
-// made without the GIL, perhaps on another thread; they wait here until the thread that called us
-// has the GIL again.
+// RecordCallback: passes the records of a job to a Python function, as flat dicts. Records are made
+// without the GIL, perhaps on another thread, so they are queued here until the calling thread has
+// the GIL again.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,16 +19,16 @@ namespace py = pybind11;
 
 class RecordCallback {
  public:
-  // `function`: None, or it is called with each record.
+  // `function` is called with each record; None: records are dropped.
   explicit RecordCallback(py::object function) : function_(std::move(function)) {}
-  // What puts the records of versions and engines here; null without a function.
+  // A sink that queues the records of versions and engines here; null without a function.
   [[nodiscard]] std::unique_ptr<RecordSink> sink() const;
-  // With the GIL: calls the function with what waits. What it raises is printed, the first time,
-  // and goes no further.
+  // Calls the function with the queued records. Its first exception is printed; no exception leaves
+  // this call. Needs the GIL.
   void flush();
 
  private:
-  static constexpr std::size_t kWaiting = 4'096;  // the oldest go first
+  static constexpr std::size_t kWaiting = 4'096;  // records in the queue; the oldest are dropped
   struct Records {
     std::mutex mutex;
     std::deque<std::string> lines;

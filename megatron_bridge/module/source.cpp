@@ -47,7 +47,8 @@ class PythonSource final : public WeightSource {
     }
   }
 
-  // What it offers is known. Without `waits`, work on the GPU may still write it.
+  // For a source whose tensors `live` already knows. Without `waits`, queued GPU work may still
+  // write the offered tensors.
   PythonSource(py::object object, PythonFailure& failure, const LiveSource& live, bool waits)
       : object_(std::move(object)),
         failure_(&failure),
@@ -59,7 +60,7 @@ class PythonSource final : public WeightSource {
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
   [[nodiscard]] std::span<const std::string> left_to_others() const override { return left_; }
   [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
-  // Tensors are kept there beyond their batch.
+  // Keeps the tensors of all batches alive in `refs`.
   void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
 
   [[nodiscard]] Status visit(
@@ -91,7 +92,7 @@ class PythonSource final : public WeightSource {
          tensors_.size(), " tensors");
   }
 
-  // What is offered of a tensor, as a tensor of its own.
+  // Checks the offered box like a tensor of its own.
   [[nodiscard]] Status check_offered(const TensorRef& ref, std::size_t index) const {
     const TensorSpec& spec = tensors_[index];
     if (boxes_.empty() || boxes_[index].whole()) return check_tensor(ref, spec);
@@ -101,7 +102,7 @@ class PythonSource final : public WeightSource {
     return check_tensor(ref, part);
   }
 
-  // The batch's tensors are held until `use` is done with them.
+  // Passes one batch to `use`, and keeps its tensors alive until `use` returns.
   [[nodiscard]] Status offer(
       const py::handle& batch, std::vector<bool>& seen,
       const std::function<Status(std::span<const OfferedTensor>)>& use) const {
@@ -135,7 +136,7 @@ class PythonSource final : public WeightSource {
     return use(offered);
   }
 
-  // One that is left out would pass for unchanged.
+  // Refuses a visit that left out a tensor, which would look unchanged.
   [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const {
     const auto missing = std::find(seen.begin(), seen.end(), false);
     if (missing == seen.end()) return {};
@@ -147,14 +148,14 @@ class PythonSource final : public WeightSource {
   PythonFailure* failure_;
   bool waits_ = true;
   std::vector<TensorSpec> tensors_;
-  std::vector<TensorBox> boxes_;  // none: all are whole
+  std::vector<TensorBox> boxes_;  // empty: all tensors are whole
   std::vector<std::string> left_;
   std::string companions_dir_;
   Status broken_;
   std::vector<TensorRef>* held_ = nullptr;
 };
 
-// A checkpoint and the source over it, as one object that Python holds.
+// A checkpoint and a source that reads it, as one object for Python.
 class HeldCheckpoint final : public WeightSource {
  public:
   HeldCheckpoint(Checkpoint checkpoint, unsigned stage, unsigned stages)
@@ -187,7 +188,7 @@ class PythonGroup final : public Group {
     if (size_ == 0 || rank_ >= size_) {
       fail(StatusCode::kInvalidArgument, "the group has rank ", rank_, " of ", size_);
     }
-    begin_epoch(0);  // of a publisher that is opened, or fails to
+    begin_epoch(0);  // the epoch in which a publisher opens
   }
   PythonGroup(const PythonGroup&) = delete;
   PythonGroup& operator=(const PythonGroup&) = delete;
@@ -205,7 +206,7 @@ class PythonGroup final : public Group {
     try {
       if (py::hasattr(object_, "begin_epoch")) object_.attr("begin_epoch")(epoch);
     } catch (...) {
-      const Status told = failure_->capture("the group's begin_epoch()");
+      const Status raised = failure_->capture("the group's begin_epoch()");
     }
   }
 
@@ -257,13 +258,13 @@ class PythonGroup final : public Group {
   [[nodiscard]] Result<std::string> unmarked(const std::string& bytes) const {
     Mark theirs;
     if (bytes.size() < sizeof(theirs)) {
-      return error(StatusCode::kCorrupt, "a message of ", bytes.size(),
-                   " bytes between publisher ranks");
+      return error(StatusCode::kCorrupt, "publisher rank ", rank_, " received a message of ",
+                   bytes.size(), " bytes, expected at least ", sizeof(theirs));
     }
     std::memcpy(&theirs, bytes.data(), sizeof(theirs));
     if (theirs.epoch != mark_.epoch || theirs.operation != mark_.operation) {
       return error(StatusCode::kIo, "publisher rank ", rank_, " is at message ", mark_.epoch, ".",
-                   mark_.operation, " and heard ", theirs.epoch, ".", theirs.operation,
+                   mark_.operation, " and received message ", theirs.epoch, ".", theirs.operation,
                    ": the ranks are out of step after a failure");
     }
     return bytes.substr(sizeof(theirs));
@@ -287,7 +288,7 @@ std::shared_ptr<HeldCheckpoint> open_checkpoint(const py::object& path, unsigned
                                           stages);
 }
 
-// A tensor of the mapped file: read-only, and alive as long as somebody has it.
+// A read-only tensor of the mapped file, which it keeps mapped.
 TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::string& name) {
   const std::optional<std::uint32_t> index = held->layout().find(name);
   if (!index) {

@@ -16,7 +16,7 @@
 namespace driftless::python {
 namespace {
 
-// Tensors of the caller's, in host memory or all on one GPU.
+// Where the caller's tensors are: all in host memory, or all on one GPU.
 struct Place {
   const DeviceTable* table = nullptr;  // null: in host memory
   int device = 0;
@@ -49,7 +49,7 @@ class OwnedHolder final : public HeldTarget {
   explicit OwnedHolder(std::shared_ptr<MappedTarget> weights)
       : HeldTarget(weights), weights_(std::move(weights)) {}
 
-  // Alive as long as somebody has it, though the target be gone.
+  // The result keeps the memory alive, even after the target is destroyed.
   [[nodiscard]] TensorRef tensor(const std::string& name) const {
     if (layout() == nullptr) {
       fail(StatusCode::kNotFound, "the target has no layout yet: open a receiver on it first");
@@ -67,7 +67,7 @@ std::optional<VersionId> initial_of(const std::optional<std::string>& run,
                                     std::optional<std::uint64_t> version) {
   if (!version) {
     if (!run) return std::nullopt;
-    fail(StatusCode::kInvalidArgument, "run without version: say which version the tensors hold");
+    fail(StatusCode::kInvalidArgument, "run= without version=: pass the version of the tensors");
   }
   VersionId id;
   id.version = *version;
@@ -84,7 +84,7 @@ TensorSpec spec_of(const TensorRef& ref, const std::string& name,
   return spec;
 }
 
-// Where the tensors lie, all of them: it is one target.
+// The common place of all tensors; fails if they have none.
 Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber& stream) {
   if (refs.empty() || refs.begin()->second.on_host()) {
     for (const auto& [name, ref] : refs) check(check_on_host(ref, name));
@@ -102,7 +102,7 @@ Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber&
   for (const auto& [name, ref] : refs) {
     if (ref.device_name != device) {
       fail(StatusCode::kUnsupported, "tensor '", name, "' is on ", ref.device_name, ", but '",
-           first_name, "' is on ", device, ": a target lies in one place");
+           first_name, "' is on ", device, ": expected all tensors of a target in one place");
     }
     if (ref.size_bytes == 0) continue;
     check((*table)->check_memory(ref.data, ref.device_number).with_context(where(name)));
@@ -223,7 +223,8 @@ template <typename Read>
 auto HeldTarget::read_now(const Read& read) {
   auto* const mapped = dynamic_cast<MappedTarget*>(target_.get());
   if (mapped == nullptr) {
-    fail(StatusCode::kUnsupported, "a checkpoint is read by driftless verify, not by a sweep");
+    fail(StatusCode::kUnsupported,
+         "a checkpoint directory cannot be swept: use the command driftless verify");
   }
   const InUse::Turn turn =
       user_ != nullptr ? user_->take("the receiver") : in_use_.take("the target");
@@ -270,9 +271,10 @@ void bind_targets(py::module_& module) {
                              })
       .def(
           "sweep", [](HeldTarget& held) { return as_python(held, held.sweep()); },
-          "Reads all weights. ([(tensor, units, region, digest), ...], [(tensor, why it cannot be "
-          "read back), ...]); raises MismatchError if they are not what tracked() says, and the "
-          "state is not valid then.")
+          "Reads all weights and computes their digests. Returns ([(tensor, units, region, "
+          "digest), "
+          "...], [(tensor, why it cannot be read back), ...]). Raises MismatchError, and marks the "
+          "state invalid, if they differ from tracked().")
       .def(
           "look",
           [](HeldTarget& held) {
@@ -283,8 +285,8 @@ void bind_targets(py::module_& module) {
             }
             return std::pair(as_python(held, looked.shares), suspects);
           },
-          "What lies there now, whatever the state is: as sweep() tells it, and the tensors that "
-          "are not what they were.")
+          "Reads all weights, whatever the state is. Returns (shares as from sweep(), the tensors "
+          "that differ from tracked()).")
       .def(
           "blocks",
           [](HeldTarget& held, const std::string& tensor, std::uint64_t block_units) {
@@ -294,7 +296,8 @@ void bind_targets(py::module_& module) {
             return std::pair(sums, found.disagree);
           },
           py::arg("tensor"), py::arg("block_units"),
-          "([the digest of each block of the tensor], [blocks that two places disagree on])")
+          "Returns ([the digest of each block of the tensor], [blocks whose copies in two places "
+          "differ]).")
       .def(
           "copies",
           [](HeldTarget& held, const std::string& tensor, std::uint64_t first,
@@ -311,24 +314,28 @@ void bind_targets(py::module_& module) {
             return copies;
           },
           py::arg("tensor"), py::arg("first"), py::arg("count"),
-          "[(parameter, [(first unit, units), ...], their values, units with foreign bits), ...]")
+          "Reads units [first, first + count) of a tensor. Returns, for each parameter that holds "
+          "some of them, (parameter, [(first unit, units), ...], their values, units with foreign "
+          "bits).")
       .def(
           "tracked", [](const HeldTarget& held) { return as_python(held, held.tracked()); },
-          "The same without reading, as of the last call.");
+          "The shares as of the last call, in the form of sweep(), without reading the weights.");
   py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(
       module, "MemoryTarget",
-      "Tensors of the caller, written in place. `version` None: they hold no version yet; 0: the "
-      "base. `dtypes` names types that the arrays' library has not: {\"w\": \"BF16\"} for uint16. "
-      "All in host memory, or all on one GPU; then `stream` (as in driftless.kernels) is waited "
-      "for "
-      "before they are read, and after `pause` before they are written.")
+      "Tensors of the caller, written in place: all in host memory, or all on one GPU. `version`: "
+      "the version that they hold; None: none yet; 0: the base. `dtypes` names types that the "
+      "arrays' library does not have, such as {\"w\": \"BF16\"} for a uint16 array. `stream` (as "
+      "in "
+      "driftless.kernels): before the target reads weights on a GPU, and after `pause` before it "
+      "writes them, it waits for this stream.")
       .def(py::init(&make_memory), py::arg("tensors"), py::arg("run") = py::none(),
            py::arg("version") = py::none(),
            py::arg("dtypes") = std::map<std::string, std::string>(), threads,
            py::arg("stream") = py::none());
   py::class_<OwnedHolder, HeldTarget, std::shared_ptr<OwnedHolder>>(
       module, "OwnedTarget",
-      "Tensors in memory of the target's own; empty until a receiver opens, or a copy of `base`.")
+      "Tensors in memory that the target allocates: a copy of `base`, or empty until a receiver "
+      "opens.")
       .def(py::init(&make_owned), py::arg("base") = py::none(), threads)
       .def("ref", &OwnedHolder::tensor, py::arg("name"))
       .def(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Targets that Python makes: where a receiver keeps weights.
+// Targets that Python makes, into which a receiver writes versions.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,9 +16,9 @@
 
 namespace driftless::python {
 
-// Held by Python and by the receiver that uses it; destroyed with the GIL, as it may hold the
-// memory of Python objects. What Python asks about it is answered from what refresh() saw last: a
-// receiver may be at work on another thread.
+// Python and the receiver share it. Destroy it with the GIL, because it may keep Python objects
+// alive. Python's queries get the state that refresh() copied last, because the receiver may be
+// working on another thread.
 class HeldTarget {
  public:
   explicit HeldTarget(std::shared_ptr<WeightTarget> target, std::vector<TensorRef> tensors = {})
@@ -32,31 +32,32 @@ class HeldTarget {
   [[nodiscard]] WeightTarget& target() { return *target_; }
   [[nodiscard]] const TargetState& state() const { return state_; }
   [[nodiscard]] const WeightLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
-  // With the GIL, by who uses the target, between two calls.
-  // `replaced`: what is tracked may be other than the state tells.
+  // The receiver that uses the target calls it between two calls, with the GIL. `replaced`: copies
+  // the tracked shares even if the state is unchanged.
   void refresh(bool replaced = false);
-  // Reads all weights (MappedTarget::sweep()), between two calls of the receiver that uses it.
+  // Reads all weights (MappedTarget::sweep()). Only between two calls of the receiver.
   [[nodiscard]] Shares sweep();
-  // What lies there now, between two such calls (MappedTarget::look(), blocks(), copies()).
+  // Read the weights whatever the state is (MappedTarget::look(), blocks(), copies()). Only between
+  // two calls of the receiver.
   [[nodiscard]] LookedShares look();
   [[nodiscard]] BlockSums blocks(const std::string& tensor, std::uint64_t block_units);
   [[nodiscard]] std::vector<HeldCopy> copies(const std::string& tensor, std::uint64_t first,
                                              std::uint64_t count);
   // MappedTarget::tracked().
   [[nodiscard]] const Shares& tracked() const { return tracked_; }
-  // Where the weights lie on a GPU: its library, and a wait for what the engine has queued on them.
-  // Else null, and nothing.
+  // If the weights are on a GPU: the table of its functions, and a wait for the engine's queued
+  // work on them. Otherwise null, and no wait.
   [[nodiscard]] virtual const DeviceTable* device() const { return nullptr; }
   [[nodiscard]] virtual Status wait_for_stream() const { return {}; }
-  // The GPU that the weights lie on; none: in host memory.
+  // The GPU that holds the weights; none: they are in host memory.
   [[nodiscard]] virtual std::optional<int> gpu() const { return std::nullopt; }
-  // Held by the receiver that uses it.
+  // The receiver that uses the target holds this turn.
   [[nodiscard]] InUse& in_use() { return in_use_; }
-  // What that receiver is in, while it works; null once it is gone.
+  // The turn of that receiver's calls; null if no receiver uses the target.
   void set_user(InUse* user) { user_ = user; }
 
  private:
-  // Weights in memory are read by `read(target)`.
+  // Calls `read(target)` for a target in memory; fails for a checkpoint directory.
   template <typename Read>
   auto read_now(const Read& read);
   [[nodiscard]] std::uint32_t number_of(const std::string& tensor) const;
@@ -65,7 +66,7 @@ class HeldTarget {
   std::vector<TensorRef> tensors_;
   TargetState state_;
   Shares tracked_;
-  std::optional<WeightLayout> layout_;  // a copy: a run may publish less than was held
+  std::optional<WeightLayout> layout_;  // a copy: a run may publish fewer tensors
   InUse in_use_;
   InUse* user_ = nullptr;
 };

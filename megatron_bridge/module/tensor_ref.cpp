@@ -20,7 +20,7 @@ std::vector<std::uint64_t> shape_of(const py::handle& shape) {
   return result;
 }
 
-// The size by the checked arithmetic of TensorSpec.
+// Sets size_bytes, by the checked arithmetic of TensorSpec.
 void set_size(TensorRef& ref, std::string_view name) {
   ref.size_bytes = take(TensorSpec::make(std::string(name), ref.dtype, ref.shape)).size_bytes;
 }
@@ -64,7 +64,8 @@ TensorRef from_torch(const py::object& tensor, std::string_view name) {
   auto type = py::str(tensor.attr("dtype")).cast<std::string>();
   type.erase(0, type.find('.') + 1);
   const Result<DType> dtype = parse_torch_dtype(type);
-  if (!dtype.ok()) refuse(name, concat("has dtype torch.", type, ", which safetensors has not"));
+  if (!dtype.ok())
+    refuse(name, concat("has dtype torch.", type, ", which safetensors does not have"));
   ref.dtype = *dtype;
   ref.shape = shape_of(tensor.attr("shape"));
   unpack_pairs(ref);
@@ -109,7 +110,7 @@ TensorRef from_buffer(const py::object& object, std::string_view name) {
   if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_FULL_RO) != 0) {
     throw py::error_already_set();
   }
-  // Released when the last reference goes, wherever that is.
+  // The last reference releases the buffer, on whichever thread.
   const py::capsule released(new std::shared_ptr<Py_buffer>(view), [](void* held) {
     auto* const buffer = static_cast<std::shared_ptr<Py_buffer>*>(held);
     PyBuffer_Release(buffer->get());
@@ -222,7 +223,7 @@ void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) 
 
 DType unit_type(DType dtype) { return info(dtype).bits < 8 ? DType::kU8 : dtype; }
 
-TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape) {
+TensorRef allocate_tensor(DType dtype, std::vector<std::uint64_t> shape) {
   const TensorSpec spec = take(TensorSpec::make("result", dtype, std::move(shape)));
   const std::shared_ptr<std::byte[]> memory(new std::byte[spec.size_bytes + 1]());
   return TensorRef::of(spec, memory.get(), memory);
@@ -231,9 +232,9 @@ TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape) {
 void bind_tensor_ref(py::module_& module) {
   py::class_<TensorRef> tensor(
       module, "TensorRef", py::buffer_protocol(),
-      "A contiguous tensor of somebody's memory, which it keeps alive. Made from a torch tensor, a "
-      "numpy array, or an object with __dlpack__, __cuda_array_interface__ or the buffer "
-      "protocol. Types are named as safetensors spells them: BF16.");
+      "A contiguous tensor in another object's memory, which it keeps alive. Made from a torch "
+      "tensor, a numpy array, or an object with __dlpack__, __cuda_array_interface__ or the buffer "
+      "protocol. Types have their names in safetensors, such as BF16.");
   def_fields(tensor, "dtype", &TensorRef::dtype, "size_bytes", &TensorRef::size_bytes, "device",
              &TensorRef::device_name, "read_only", &TensorRef::read_only);
   tensor
@@ -261,7 +262,7 @@ void bind_tensor_ref(py::module_& module) {
           },
           py::arg("data"), py::arg("dtype"), py::arg("shape"), py::arg("device") = "cpu",
           py::arg("read_only") = false, py::arg("owner") = py::none(),
-          "Memory by its address. `owner` is kept as long as the TensorRef.")
+          "A tensor at an address. The TensorRef keeps `owner` alive.")
       .def_property_readonly(
           "data_address",
           [](const TensorRef& ref) { return reinterpret_cast<std::uintptr_t>(ref.data); })
@@ -277,10 +278,10 @@ void bind_tensor_ref(py::module_& module) {
            })
       .def(
           "numpy", [](const py::object& self) { return arrays().attr("to_numpy")(self); },
-          "A view; types that numpy has not appear as unsigned integers of their width.")
+          "A view. Types that numpy does not have appear as unsigned integers of their width.")
       .def(
           "torch", [](const py::object& self) { return arrays().attr("to_torch")(self); },
-          "A view. What is read-only here must not be written through it.")
+          "A view. Do not write through it if the TensorRef is read-only.")
       .def("__repr__",
            [](const TensorRef& ref) {
              const TensorSpec spec{"", ref.dtype, ref.shape, ref.size_bytes};

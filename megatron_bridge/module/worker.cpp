@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless._native.Worker: a rank of an engine (plugin/receive/worker.h) whose target Python makes
-// and follows, by the protocol of engines/target.py. Replies go over as JSON text.
+// driftless._native.Worker: one rank of an engine (plugin/receive/worker.h) whose target is a
+// Python object with the interface of engines/target.py. Replies are JSON text.
 #include "plugin/receive/worker.h"
 
 #include <pybind11/pybind11.h>
@@ -14,11 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long open() waits for the run's announcement. The engine stands still meanwhile, and open()
-// can be called again.
+// How long open() waits for the run's announcement. The engine does not work meanwhile, so the wait
+// is short; open() can be called again.
 constexpr milliseconds kOpenWait{10'000};
 
-// Gradients are on when a thread begins, and a target may write parameters.
+// Disables torch's gradients on this thread: new threads start with gradients enabled, and a target
+// may write parameters.
 void forbid_gradients() {
   const py::dict modules = py::module_::import("sys").attr("modules");
   if (modules.contains("torch")) modules["torch"].attr("set_grad_enabled")(false);
@@ -96,7 +97,7 @@ class PythonHost final : public WorkerHost {
         const GilTaken taken;
         try {
           forbid_gradients();
-        } catch (py::error_already_set& raised) {  // torch is not whole: nothing has gradients
+        } catch (py::error_already_set& raised) {  // torch is only partly imported
           raised.discard_as_unraisable("driftless");
         }
         const GilReleased released;
@@ -105,23 +106,23 @@ class PythonHost final : public WorkerHost {
     });
   }
   void staged(const std::string& reply) override {
-    tell([&] {
+    report([&] {
       if (!on_staged_.is_none()) on_staged_(reply);
     });
   }
   void log(const std::string& line) override {
-    tell([&] { py::print(line, py::arg("flush") = true); });
+    report([&] { py::print(line, py::arg("flush") = true); });
   }
 
-  // With the GIL.
+  // Needs the GIL.
   [[nodiscard]] const py::object& python_target() const { return target_; }
   [[nodiscard]] const std::shared_ptr<HeldReceiver>& receiver() const { return receiver_; }
   void set_on_staged(py::object called) { on_staged_ = std::move(called); }
-  // Ctrl-C and its like are nobody's reply.
+  // Raises an exception that is not a failure of the call, such as KeyboardInterrupt.
   void rethrow() { interrupt_.rethrow(); }
 
  private:
-  // What Python raises is the call's failure.
+  // Runs `work` with the GIL; its exception is the failure of the call.
   template <typename Work>
   auto with_gil(const Work& work) -> decltype(work()) {
     const GilTaken taken;
@@ -135,7 +136,7 @@ class PythonHost final : public WorkerHost {
     }
   }
   template <typename Work>
-  void tell(const Work& work) {
+  void report(const Work& work) {
     const GilTaken taken;
     try {
       work();
@@ -161,8 +162,8 @@ class HeldWorker {
   }
   HeldWorker(const HeldWorker&) = delete;
   HeldWorker& operator=(const HeldWorker&) = delete;
-  // A thread that still stages keeps the worker, and drops it at its end: at the end of the process
-  // nobody waits for it.
+  // A staging thread keeps the worker alive, and drops it when it ends. The end of the process does
+  // not wait for that thread.
   ~HeldWorker() {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const GilReleased released;
     worker_.reset();
@@ -170,10 +171,12 @@ class HeldWorker {
 
   [[nodiscard]] PythonHost& host() { return *host_; }
   [[nodiscard]] const Worker& worker() const { return *worker_; }
-  // A call, without the GIL.
+  // Calls the worker without the GIL.
   template <typename Work>
   std::string call(const Work& work) {
-    if (host_->receiver() != nullptr) static_cast<void>(host_->receiver()->session());  // forked?
+    if (host_->receiver() != nullptr) {
+      static_cast<void>(host_->receiver()->session());  // raises in a forked process
+    }
     std::string reply = without_gil([&] { return work(*worker_); });
     host_->rethrow();
     return reply;
@@ -208,7 +211,7 @@ void bind_worker(py::module_& module) {
         return reply_json(reply);
       },
       py::arg("nonce"), py::arg("rank"), py::arg("error"),
-      "What a rank answers that could not even ask its worker.");
+      "The reply of a rank whose worker could not be called, as JSON text.");
   py::class_<HeldWorker>(
       module, "Worker",
       "One rank of an engine that follows a run. Replies are JSON text (rank_receiver.py).")
@@ -250,7 +253,7 @@ void bind_worker(py::module_& module) {
              return held.call([&](Worker& its) { return its.close(nonce); });
            })
       .def("wait", &HeldWorker::wait, py::arg("timeout_s") = py::none(),
-           "Until the thread of stage() has ended; False: it has not within that time.")
+           "Waits until the thread of stage() has ended. Returns False if it did not end in time.")
       .def_property_readonly("target", [](HeldWorker& held) { return held.host().python_target(); })
       .def_property_readonly("id",
                              [](HeldWorker& held) -> std::optional<std::string> {

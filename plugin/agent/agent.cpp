@@ -57,18 +57,18 @@ Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
       contact_(config_.connect_deadline),
       listener_(config_.receiver.fetch_deadline) {}
 
-void Agent::tell(const Status& status) const {
+void Agent::log(const Status& status) const {
   if (!status.ok() && options_.failed) options_.failed(status);
 }
 
 void Agent::fail(const Status& status) {
   if (!status.ok()) sinks_->records().failed(status);
-  tell(status);
+  log(status);
 }
 
-// Lists the road, because readiness must not depend only on what this agent has taken: an agent
-// that stays far behind its trainer would be ready forever. deliver() reports a road that cannot be
-// listed.
+// Lists the road to find the newest version there. If readiness depended only on the versions that
+// this agent has taken, an agent far behind its trainer would be ready. deliver() reports a road
+// that cannot be listed.
 void Agent::look_at_road() {
   RunView* const view = sinks_->view();
   if (view == nullptr || !next_look_.expired()) return;
@@ -178,7 +178,7 @@ Result<bool> Agent::step() {
   if (delivered && !met_) once_ = Deadline::after(config_.connect_deadline);
   if (delivered || taken || contact_.due()) DRIFTLESS_RETURN_IF_ERROR(report());
   if (!end_) {
-    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_.hear_end(), delivery_->run()));
+    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_.fetch_end(), delivery_->run()));
     if (end_) grace_ = Deadline::after(config_.connect_deadline);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const bool over, is_over());
@@ -206,7 +206,7 @@ Result<bool> Agent::deliver() {
   record.fallback = process_.fallback();
   if (RunView* const view = sinks_->view(); view != nullptr) view->made(made.update.created);
   sinks_->records().add(record);
-  tell(sinks_->records().take_trouble());
+  log(sinks_->records().take_trouble());
   if (options_.delivered) options_.delivered(record);
   for (const std::string& note : made.update.notes) fail(Status(StatusCode::kIo, note));
   fleet_->set_goal(delivery_->version());
@@ -235,14 +235,14 @@ bool Agent::take_updates() {
   for (EngineRecord& update : updates) {
     complete(update);
     sinks_->records().add(update);
-    tell(sinks_->records().take_trouble());
+    log(sinks_->records().take_trouble());
     if (update.looked()) {
-      tell(update.status.with_context(concat("engine ", update.engine)));
+      log(update.status.with_context(concat("engine ", update.engine)));
       continue;
     }
     if (!update.status.ok()) {
-      tell(update.status.with_context(concat("engine ", update.engine, " did not take version ",
-                                             update.goal, " after ", update.attempts, " tries")));
+      log(update.status.with_context(concat("engine ", update.engine, " did not take version ",
+                                            update.goal, " after ", update.attempts, " tries")));
       continue;
     }
     const CommitTimes& times = update.commit;
@@ -253,7 +253,7 @@ bool Agent::take_updates() {
   return !updates.empty();
 }
 
-// Without engines and workers, versions in shared memory are held by nobody.
+// Whether this host has no engine and no worker: then nothing confirms a version in shared memory.
 bool Agent::nobody_there() const {
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   return !files && engines_.empty() && delivery_->workers().empty();
@@ -287,8 +287,9 @@ std::uint64_t Agent::confirmed_before() const {
   return least == engines.end() ? 0 : least->confirmed;
 }
 
-// Without a proof, the report has the last version that was confirmed: an engine whose load failed
-// may hold parts of two.
+// Reports the version that this host holds, with its digest. If none is confirmed now, reports the
+// last one that all engines confirmed, without a proof: an engine whose load failed may hold parts
+// of two versions.
 Status Agent::report() {
   ReceiverReport report;
   report.id = id_;
@@ -309,9 +310,9 @@ Status Agent::report() {
     needs.idle = nobody_there() && config_.agent.workers == 0;
     DRIFTLESS_ASSIGN_OR_RETURN(report.needs, needs_to_text(needs, kMaxNeedsBytes));
   }
-  const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
-  contact_.note(told);
-  if (!contact_.silent()) fail(told);
+  const Status reported = road_->report(report, Deadline::after(config_.receiver.report_deadline));
+  contact_.note(reported);
+  if (!contact_.silent()) fail(reported);
   return contact_.check(delivery_->version());
 }
 
@@ -320,16 +321,16 @@ Result<bool> Agent::is_over() {
   if (!options_.once) return false;
   if (once_.expired()) return true;  // end() names those that are behind
   if (delivery_->version() == 0) return false;
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
-  met_ = met_ || !behind;
-  return !behind && all_took_or_waits(delivery_->version());
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool newer, delivery_->has_newer());
+  met_ = met_ || !newer;
+  return !newer && all_took_or_waits(delivery_->version());
 }
 
 bool Agent::all_took_or_waits(std::uint64_t version) {
   if (all_took(version)) return true;
   waiting_.look([&] {
-    return concat(id_, ": not everybody on this host has version ", version,
-                  who_is_behind(version));
+    return concat(id_, ": not every worker and engine on this host has version ", version,
+                  lagging_names(version));
   });
   return false;
 }
@@ -355,7 +356,7 @@ AgentEnd Agent::end(bool confirm) {
   made.version = end_ ? end_->version : delivery_->version();
   made.digest = delivery_->digest(made.version);
   const bool there = all_took(made.version);
-  if (end_) tell(delivery_->tell_end(end_to_json(*end_)));
+  if (end_) log(delivery_->publish_end(end_to_json(*end_)));
   fleet_->stop(confirm);
   made.all_have_it = there && fleet_->all_at(made.version) && (made.version > 0 || !options_.once);
   static_cast<void>(take_updates());
@@ -368,10 +369,10 @@ AgentEnd Agent::end(bool confirm) {
   made.engines = fleet_->states();
   for (EngineRecord& engine : made.engines) complete(engine);
   made.workers = reached_.size();
-  made.behind = who_is_behind(made.version);
+  made.lagging = lagging_names(made.version);
   sinks_->records().add(EndRecord{record_origin(kRole, process_.rank()), made.run, kRole, id_,
                                   made.version, made.digest ? to_hex(*made.digest) : ""});
-  tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
+  log(road_->leave(Deadline::after(config_.receiver.report_deadline)));
   fleet_.reset();
   delivery_.reset();
   road_.reset();
@@ -379,7 +380,7 @@ AgentEnd Agent::end(bool confirm) {
 }
 
 // For the last message: names the workers and engines that do not have version `last`.
-std::string Agent::who_is_behind(std::uint64_t last) const {
+std::string Agent::lagging_names(std::uint64_t last) const {
   std::string text = last > 0 ? "" : ": nothing was handed over";
   for (const HostReceiver& worker : delivery_->workers()) {
     if (worker.version && *worker.version >= last) continue;

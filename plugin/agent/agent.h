@@ -36,13 +36,13 @@ struct AgentRunOptions {
 
 struct AgentEnd {
   Hash128 run;
-  std::uint64_t version = 0;  // that all should have
+  std::uint64_t version = 0;  // the version that all engines and workers should hold
   std::optional<Digest> digest;
   std::vector<EngineRecord> engines;
-  std::size_t workers = 0;  // that had it
+  std::size_t workers = 0;  // workers that held it
   bool all_have_it = false;
-  std::string behind;  // otherwise: names those that do not
-  Status digests;      // kMismatch: its digest differs from the trainer's
+  std::string lagging;  // if not all have it: the names of those that do not
+  Status digests;       // kMismatch: its digest differs from the trainer's
 };
 
 // kInvalidArgument for roads that an agent itself offers to its host.
@@ -55,9 +55,9 @@ class Agent {
   // Collective (JobProcess::receiver()). Waits for the run's announcement, and starts the engines'
   // sessions.
   [[nodiscard]] Status open();
-  // Hands over what arrives within a moment, and reports. True: the run has ended (or `once`), and
-  // all have the last version or had deadlines.connect to take it. Failures that a retry may mend
-  // go to options.failed.
+  // Waits briefly for the next version, hands it over, and reports. True: the agent is done. It is
+  // done once the run has ended (or `once` is set), and all hold the last version or had
+  // deadlines.connect to reach it. Failures that a retry may mend go to options.failed.
   [[nodiscard]] Result<bool> step();
   // Leaves the road, the engines and the workers. `confirm`: asks each engine once more for its
   // version.
@@ -77,36 +77,37 @@ class Agent {
   [[nodiscard]] Result<bool> is_over();
   [[nodiscard]] bool all_took(std::uint64_t version);
   [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
-  [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
+  [[nodiscard]] std::string lagging_names(std::uint64_t last) const;
   void complete(EngineRecord& record) const;
   void show();          // updates what the status server shows beside the records
   void look_at_road();  // at most once per kLookAtRoad: how many versions it is behind
-  void tell(const Status& status) const;
-  void fail(const Status& status);  // reports it with tell(), and records it
+  void log(const Status& status) const;
+  void fail(const Status& status);  // logs and records it
 
   Config config_;
   JobProcess& process_;
   AgentRunOptions options_;
-  std::vector<EngineEndpoint> engines_;  // that it drives
+  std::vector<EngineEndpoint> engines_;  // the engines that the agent drives
   std::string id_;
   std::unique_ptr<RecordSinks> sinks_;
   std::string checkpoint_;
   std::unique_ptr<FileLock> lock_;
-  std::unique_ptr<WeightTarget> target_;  // the checkpoint, if it hands over there
+  std::unique_ptr<WeightTarget> target_;  // the checkpoint, if the agent hands over into one
   std::unique_ptr<ReceiveRoad> road_;
   std::unique_ptr<Delivery> delivery_;
   std::unique_ptr<EngineFleet> fleet_;  // its sessions use the delivery
   TrainerContact contact_;
   EndListener listener_;
   std::optional<EndOfRun> end_;
-  // With `once`: since something was handed over, until all that was on the road is.
+  // With `once`: the time limit. Each hand-over restarts it, until the road has nothing newer.
   Deadline once_ = Deadline::after(std::chrono::milliseconds(0));
-  bool met_ = false;               // with `once`: everything was handed over
-  std::optional<Deadline> grace_;  // after the end, for those that are behind
+  bool met_ = false;  // with `once`: the road has nothing newer
+  std::optional<Deadline>
+      grace_;  // after the end: the time limit for engines and workers that are behind
   std::set<std::string> reached_;  // workers that had the last version
-  Waiting waiting_;                // at the end, for those that are behind
-  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));  // at the road
-  double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
+  Waiting waiting_;                // reports the wait for them
+  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));  // next listing of the road
+  double stage_ms_ = 0, commit_ms_ = 0;  // of the last update or hand-over
 };
 
 }  // namespace driftless

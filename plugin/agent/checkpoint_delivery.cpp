@@ -11,7 +11,7 @@
 #include "formats/checkpoint.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
-#include "plugin/receive/announced_needs.h"
+#include "plugin/receive/target_needs.h"
 
 namespace driftless {
 namespace {
@@ -22,10 +22,10 @@ constexpr std::uint64_t kMaxHolderBytes = 64;
 
 constexpr std::string_view kChangedSuffix = ".changed";
 
-// The path of the whole checkpoint that an engine's model path belongs to. An engine that loaded
-// changed tensors reports their directory, <checkpoint>.changed/v000007, which is gone by the next
-// version; also if an agent of an earlier run wrote it from another checkpoint.
-std::string checkpoint_behind(const std::string& path) {
+// The whole checkpoint that an engine's model path belongs to. An engine that loaded only changed
+// tensors reports their directory, <checkpoint>.changed/v000007. That directory may not exist any
+// more, and an agent of an earlier run may have made it from another checkpoint.
+std::string whole_checkpoint_of(const std::string& path) {
   const std::size_t at = path.rfind(concat(kChangedSuffix, "/v"));
   return at == std::string::npos ? path : path.substr(0, at);
 }
@@ -35,15 +35,15 @@ std::string checkpoint_behind(const std::string& path) {
 class QuietRoad final : public ForwardingReceiveRoad {
  public:
   using ForwardingReceiveRoad::ForwardingReceiveRoad;
-  [[nodiscard]] const ReceiverReport& said() const { return said_; }
+  [[nodiscard]] const ReceiverReport& last_report() const { return last_report_; }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline&) override {
-    said_ = report;
+    last_report_ = report;
     return {};
   }
   [[nodiscard]] Status leave(const Deadline&) override { return {}; }
 
  private:
-  ReceiverReport said_;
+  ReceiverReport last_report_;
 };
 
 class CheckpointDelivery final : public Delivery {
@@ -108,7 +108,7 @@ class CheckpointDelivery final : public Delivery {
   }
 
   [[nodiscard]] std::uint64_t version() const override { return version_; }
-  Result<bool> behind() override {
+  Result<bool> has_newer() override {
     if (staged_) return true;
     const Status there = road_.wait_beyond(version_, Deadline::after(std::chrono::milliseconds(0)));
     if (there.code() == StatusCode::kDeadlineExceeded) return false;
@@ -118,7 +118,9 @@ class CheckpointDelivery final : public Delivery {
   [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
     return digests_->find(version);
   }
-  [[nodiscard]] bool wants_anchor() const override { return road_.said().proof == kAnchorWanted; }
+  [[nodiscard]] bool wants_anchor() const override {
+    return road_.last_report().proof == kAnchorWanted;
+  }
   [[nodiscard]] std::vector<HostReceiver> workers() const override { return {}; }
   [[nodiscard]] std::string needs() const override {
     ReceiverNeeds needs = unknown_needs(receiver_->run());
@@ -126,7 +128,7 @@ class CheckpointDelivery final : public Delivery {
     const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
     return text.ok() ? *text : std::string();
   }
-  Status tell_end(std::string_view) override { return {}; }
+  Status publish_end(std::string_view) override { return {}; }
   [[nodiscard]] const Hash128& run() const override { return receiver_->run(); }
 
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
@@ -137,7 +139,7 @@ class CheckpointDelivery final : public Delivery {
                                  std::move(options));
     }
     const auto check = [this](const std::string& path) {
-      return check_same_shapes(posix_file_system(), checkpoint_behind(path), *target_.layout());
+      return check_same_shapes(posix_file_system(), whole_checkpoint_of(path), *target_.layout());
     };
     return make_engine_session(make_sglang_disk_transport(std::move(link), versions_, check),
                                std::move(options));
@@ -165,14 +167,16 @@ class CheckpointDelivery final : public Delivery {
     return {};
   }
 
-  // kMismatch if a file was overwritten or replaced: engines must not be told to load it.
+  // kMismatch if a file was overwritten or replaced: no engine may be asked to load it then.
   [[nodiscard]] Status check_files() const {
     for (const auto& [path, before] : files_) {
       DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, posix_file_system().info(path));
       if (now == before) continue;
-      return error(StatusCode::kMismatch, path, ": was written or replaced by somebody else since ",
-                   "version ", versions_.holds.version, " was written into it, so that no engine ",
-                   "is told to load it; stop who writes there, then start the agent again");
+      return error(StatusCode::kMismatch, path,
+                   ": another process wrote to it or replaced it after version ",
+                   versions_.holds.version,
+                   " was written into it, so no engine loads it; stop the process that writes "
+                   "there, then start the agent again");
     }
     return {};
   }

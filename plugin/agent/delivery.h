@@ -13,7 +13,8 @@ namespace driftless {
 
 // One publication that was handed over.
 struct DeliveryReport {
-  UpdateReport update;            // as a receiver's; without a pause, which engines report
+  UpdateReport
+      update;  // as a receiver reports it; the times of a pause are in the engines' records
   std::uint64_t plain_bytes = 0;  // size handed over, inflated
   double process_ms = 0;          // decoding, and writing into shared memory
 };
@@ -21,8 +22,8 @@ struct DeliveryReport {
 // A receiver on the host.
 struct HostReceiver {
   std::string id;
-  std::optional<std::uint64_t> version;  // that it holds, proven; none: no version yet
-  std::string waits = {};                // then: what it reports it is waiting for
+  std::optional<std::uint64_t> version;  // held and proven; none: it has no version yet
+  std::string waits = {};                // without a version: what it waits for, by its report
 };
 
 class Delivery {
@@ -33,7 +34,7 @@ class Delivery {
   // The newest version handed over; 0: none.
   [[nodiscard]] virtual std::uint64_t version() const = 0;
   // Whether the road has something newer.
-  [[nodiscard]] virtual Result<bool> behind() = 0;
+  [[nodiscard]] virtual Result<bool> has_newer() = 0;
   // The digest of a version that was handed over, or of the base.
   [[nodiscard]] virtual std::optional<Digest> digest(std::uint64_t version) const = 0;
   // Whether the publisher must be asked for an anchor.
@@ -43,7 +44,7 @@ class Delivery {
   // The workers that the last step() found.
   [[nodiscard]] virtual std::vector<HostReceiver> workers() const = 0;
   // Passes the end-of-run note on to the workers.
-  [[nodiscard]] virtual Status tell_end(std::string_view text) = 0;
+  [[nodiscard]] virtual Status publish_end(std::string_view text) = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;
   // A session for an engine, in the way that this delivery needs. The delivery outlives it.
   [[nodiscard]] virtual Result<std::unique_ptr<EngineSession>> session(EngineKind kind,

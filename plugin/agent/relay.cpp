@@ -27,10 +27,10 @@ Status check_layout(const Manifest& manifest, const WeightLayout& layout) {
 }
 
 ReceiverOptions fetching(const RelayOptions& options) {
-  ReceiverOptions own;
-  own.fetch_deadline = options.fetch_deadline;
-  own.report_deadline = options.report_deadline;
-  return own;
+  ReceiverOptions relay_options;
+  relay_options.fetch_deadline = options.fetch_deadline;
+  relay_options.report_deadline = options.report_deadline;
+  return relay_options;
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ Result<std::optional<PublicationId>> Relay::next_version() {
   return std::optional<PublicationId>(first ? ids[ids.size() - options_.versions] : ids.front());
 }
 
-Result<bool> Relay::behind() {
+Result<bool> Relay::has_newer() {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   return next.has_value();
 }
@@ -139,8 +139,8 @@ Status Relay::carry(const PublicationId& id, const PublicationId& as, Manifest& 
                     DeliveryReport& report, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_layout(manifest, layout_));
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(as, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> said, down_->receivers());
-  listen(said);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, down_->receivers());
+  listen(reports);
   DRIFTLESS_RETURN_IF_ERROR(carry_blocks(id, manifest, report.update, deadline));
   const bool by_need =
       std::ranges::any_of(manifest.files, [](const ManifestFile& file) { return file.partial; });
@@ -215,7 +215,7 @@ Status Relay::carry_blocks(const PublicationId& id, Manifest& manifest, UpdateRe
                            const Deadline& deadline) {
   std::uint64_t bytes = 0;
   for (const ManifestFile& file : manifest.files) bytes += file.size_bytes;
-  // All of it is held at once.
+  // The whole version is in memory at once.
   const bool fits = bytes <= options_.read_bytes;
   if (!knows_needs() || !fits || needs_.everything() || !may_fetch_blocks(manifest)) return {};
   RangeFetchOptions options;
@@ -296,7 +296,7 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
-// Whether the last full publication on `down` is still there and sufficient.
+// Whether `down` still has its last full publication, and a receiver can go on from it.
 Result<bool> Relay::has_handed(std::uint64_t least) {
   if (damaged_ || !full_ || full_->version < least) return false;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there,

@@ -23,13 +23,13 @@
 namespace driftless {
 
 struct RelayOptions {
-  // Once this many workers have announced their needs, only the needs of all of them are fetched.
-  // 0: this happens after `versions` versions in a row without a new announcement; a worker that
-  // arrives later cannot follow from the base anyway.
+  // The relay first fetches everything. Once this many workers have announced their needs, it
+  // fetches only what they need. 0: it does so after `versions` versions in a row without a new
+  // announcement; a worker that starts later than that cannot follow from the base anyway.
   std::uint64_t workers = 0;
   unsigned read_workers = 4;                          // parts fetched and inflated at a time
   std::uint64_t read_bytes = std::uint64_t{1} << 30;  // their limit; one part always proceeds
-  unsigned versions = 32;                             // earlier ones relayed at the start
+  unsigned versions = 32;                             // existing ones relayed at the start
   std::chrono::milliseconds fetch_deadline{60'000};   // for one publication
   std::chrono::milliseconds report_deadline{10'000};
 };
@@ -54,7 +54,7 @@ class Relay {
   // The newest version relayed; 0: none.
   [[nodiscard]] std::uint64_t version() const { return holds_.id.version; }
   // Whether anything newer can be relayed.
-  [[nodiscard]] Result<bool> behind();
+  [[nodiscard]] Result<bool> has_newer();
   // The digests of the base and of the relayed versions.
   [[nodiscard]] const std::shared_ptr<VersionDigests>& digests() const { return digests_; }
   // The announcement of this agent: the needs of all its workers. Empty: everything.

@@ -36,7 +36,7 @@ class ShmDelivery final : public Delivery {
   }
 
   [[nodiscard]] std::uint64_t version() const override { return relay_->version(); }
-  Result<bool> behind() override { return relay_->behind(); }
+  Result<bool> has_newer() override { return relay_->has_newer(); }
   [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
     return relay_->digests()->find(version);
   }
@@ -59,8 +59,8 @@ class ShmDelivery final : public Delivery {
     return found;
   }
 
-  Status tell_end(std::string_view text) override {
-    return tell_host_shm_end(config_.of_road<HostShmOptions>(), text);
+  Status publish_end(std::string_view text) override {
+    return publish_host_shm_end(config_.of_road<HostShmOptions>(), text);
   }
   [[nodiscard]] const Hash128& run() const override { return relay_->run(); }
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
@@ -75,10 +75,10 @@ class ShmDelivery final : public Delivery {
   [[nodiscard]] static std::string why_not(const ReceiverReport& report,
                                            const std::optional<Digest>& expected) {
     if (report.proof == kAnchorWanted) {
-      return "holds no version that leads on, and asks for an anchor";
+      return "holds no version that the deltas on the road build on, and requests an anchor";
     }
     const std::string digest = parse_proof(report.proof).digest;
-    if (digest.empty()) return "holds no version yet, and asks for nothing";
+    if (digest.empty()) return "holds no version yet, and requests none";
     return concat("reports version ", report.version, " with digest ", digest,
                   expected ? concat(", which has ", to_hex(*expected))
                            : std::string(", which this agent did not hand over"));

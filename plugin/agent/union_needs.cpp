@@ -22,13 +22,13 @@ TensorNeed least_around(const std::set<TensorNeed>& needs) {
 }  // namespace
 
 bool UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
-  Heard& heard = heard_[report.id];
-  if (!heard.text.empty() && heard.text == report.needs) return false;
-  heard.text = report.needs;
+  WorkerNeeds& worker = workers_[report.id];
+  if (!worker.text.empty() && worker.text == report.needs) return false;
+  worker.text = report.needs;
   Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
-  if (needs.ok()) needs->bytes_per_s = needs->units_per_s = 0;  // a new speed is no news
-  const bool news = !heard.needs || !needs.ok() || !(*heard.needs == *needs);
-  heard.needs = needs.ok() ? std::optional(*needs) : std::nullopt;
+  if (needs.ok()) needs->bytes_per_s = needs->units_per_s = 0;  // do not compare speeds
+  const bool news = !worker.needs || !needs.ok() || !(*worker.needs == *needs);
+  worker.needs = needs.ok() ? std::optional(*needs) : std::nullopt;
   if (!news) return false;
   old_values_ = old_values_ && needs.ok() && needs->old_values;
   for (const EncodingInfo& each : all_encodings()) {
@@ -87,9 +87,9 @@ std::string UnionNeeds::text(const WeightLayout& layout) const {
   }
   Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
   if (!text.ok()) return {};
-  const Result<ReceiverNeeds> told = parse_needs(*text, "the agent");
-  if (told.ok() && told->tensors == needs.tensors) return *text;
-  needs.old_values = false;  // if the slices do not fit, blocks are not cut to them
+  const Result<ReceiverNeeds> parsed = parse_needs(*text, "the agent");
+  if (parsed.ok() && parsed->tensors == needs.tensors) return *text;
+  needs.old_values = false;  // the text cannot hold the slices, so blocks are not cut to them
   text = needs_to_text(needs, kMaxNeedsBytes);
   return text.ok() ? *text : std::string();
 }

@@ -23,7 +23,7 @@ class UnionNeeds {
   // everything. Returns whether this is new.
   bool add(const WeightLayout& layout, const ReceiverReport& report);
 
-  [[nodiscard]] std::size_t workers() const { return heard_.size(); }
+  [[nodiscard]] std::size_t workers() const { return workers_.size(); }
   [[nodiscard]] bool everything() const { return everything_; }
   // Whether a worker needs any part of the block (null: of the tensor).
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const;
@@ -40,12 +40,12 @@ class UnionNeeds {
   [[nodiscard]] bool old_values() const;
 
  private:
-  struct Heard {
+  struct WorkerNeeds {
     std::string text;
     std::optional<ReceiverNeeds> needs;  // without speeds; nothing if unreadable
   };
   Hash128 run_;
-  std::map<std::string, Heard> heard_;           // by worker
+  std::map<std::string, WorkerNeeds> workers_;   // by worker
   std::vector<std::set<TensorNeed>> of_tensor_;  // kAll, and slices
   bool everything_ = false;
   bool sliced_ = false;  // a worker holds slices

@@ -11,7 +11,7 @@ namespace {
 
 // The source that the engine's operator set at its start
 // (megatron_bridge/driftless/engines/allowed.py).
-constexpr std::string_view kOwnSource = "own";
+constexpr std::string_view kEngineConfigSource = "own";
 
 class WorkersDelivery final : public Delivery {
  public:
@@ -25,8 +25,8 @@ class WorkersDelivery final : public Delivery {
     digests_->note(0, run_.base_digest);
   }
 
-  // Workers take the newest version. The digests of those between are noted, too, because a rank
-  // may get there in steps.
+  // Workers take the newest version. Notes the digests of the versions between, too, because a rank
+  // may need several commits to reach it.
   Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(seen_, deadline));
     if (!news) return std::optional<DeliveryReport>();
@@ -46,7 +46,7 @@ class WorkersDelivery final : public Delivery {
   }
 
   [[nodiscard]] std::uint64_t version() const override { return seen_.id.version; }
-  Result<bool> behind() override {
+  Result<bool> has_newer() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, newer());
     return !ids.empty();
   }
@@ -63,13 +63,13 @@ class WorkersDelivery final : public Delivery {
     const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
     return text.ok() ? *text : std::string();
   }
-  // They report to the trainer; here their engines confirm for them.
+  // None: the workers report to the trainer, and their engines confirm versions to this agent.
   [[nodiscard]] std::vector<HostReceiver> workers() const override { return {}; }
-  Status tell_end(std::string_view) override { return {}; }
+  Status publish_end(std::string_view) override { return {}; }
   [[nodiscard]] const Hash128& run() const override { return run_.run; }
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
     return make_worker_session(config_, kind, std::move(link),
-                               {to_hex(run_.run), std::string(kOwnSource),
+                               {to_hex(run_.run), std::string(kEngineConfigSource),
                                 config_.agent.stage_timeout, digests_, config_.agent.take_over});
   }
 

@@ -53,7 +53,7 @@ driftless_code give_exception(driftless_error** error) noexcept {
   } catch (const std::exception& thrown) {
     return give(DRIFTLESS_INTERNAL, thrown.what(), error);
   } catch (...) {
-    return give(DRIFTLESS_INTERNAL, "an exception that says nothing", error);
+    return give(DRIFTLESS_INTERNAL, "an exception without a message", error);
   }
 }
 
@@ -89,38 +89,38 @@ Result<std::vector<std::string>> overrides_of(const char* const* overrides, std:
   return texts;
 }
 
-Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,
-                              std::size_t size) {
+Result<std::size_t> declared_size(const void* at, const char* name, std::size_t least,
+                                  std::size_t size) {
   DRIFTLESS_RETURN_IF_ERROR(check_not_null(at, name));
-  std::size_t told = 0;
-  std::memcpy(&told, at, sizeof(told));
-  if (told >= least && told <= kLargest) return told;
-  return error(StatusCode::kInvalidArgument, name, ".struct_size is ", told,
+  std::size_t declared = 0;
+  std::memcpy(&declared, at, sizeof(declared));
+  if (declared >= least && declared <= kLargest) return declared;
+  return error(StatusCode::kInvalidArgument, name, ".struct_size is ", declared,
                ": set it to sizeof of the struct (", size, ")");
 }
 
 Status read_bytes(const void* from, const char* name, std::size_t least, std::size_t size,
                   void* into) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t told, told_size(from, name, least, size));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t declared, declared_size(from, name, least, size));
   const auto* const bytes = static_cast<const unsigned char*>(from);
-  for (std::size_t at = size; at < told; ++at) {
+  for (std::size_t at = size; at < declared; ++at) {
     if (bytes[at] == 0) continue;
     return error(StatusCode::kUnsupported, name, " has a setting at byte ", at,
                  " that this library does not know (its struct has ", size,
                  " bytes): use the driftless that the header came with, or leave it zero");
   }
-  std::memcpy(into, from, std::min(told, size));
+  std::memcpy(into, from, std::min(declared, size));
   return {};
 }
 
 Status write_bytes(const void* from, const char* name, std::size_t least, std::size_t size,
                    void* into) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t told, told_size(into, name, least, size));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t declared, declared_size(into, name, least, size));
   auto* const bytes = static_cast<unsigned char*>(into);
-  const std::size_t head = sizeof(std::size_t);  // struct_size stays the caller's
-  const std::size_t known = std::min(told, size);
+  const std::size_t head = sizeof(std::size_t);  // keep the caller's struct_size
+  const std::size_t known = std::min(declared, size);
   std::memcpy(bytes + head, static_cast<const unsigned char*>(from) + head, known - head);
-  std::memset(bytes + known, 0, told - known);
+  std::memset(bytes + known, 0, declared - known);
   return {};
 }
 

@@ -55,8 +55,8 @@ template <typename Pointer>
                                                             std::size_t count);
 
 // The size that the caller's struct declares. kInvalidArgument if it is impossible.
-[[nodiscard]] Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,
-                                            std::size_t size);
+[[nodiscard]] Result<std::size_t> declared_size(const void* at, const char* name, std::size_t least,
+                                                std::size_t size);
 // Copies a caller's struct into ours of `size` bytes. `least` is the struct's size in the first
 // header. kUnsupported if the caller's is larger and not zero there.
 [[nodiscard]] Status read_bytes(const void* from, const char* name, std::size_t least,
@@ -77,7 +77,7 @@ template <typename Struct>
 template <typename Struct>
 [[nodiscard]] Status check_struct(const Struct* into, const char* name,
                                   std::size_t least = sizeof(Struct)) {
-  return told_size(into, name, least, sizeof(Struct)).status();
+  return declared_size(into, name, least, sizeof(Struct)).status();
 }
 
 template <typename Struct>

@@ -47,7 +47,7 @@ class TensorSet {
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
 
   std::map<std::string, Held, std::less<>> tensors_;  // in the order of a layout
-  std::optional<std::string> first_;  // the first that is held: all others lie there, too
+  std::optional<std::string> first_;  // a held tensor; all others are in the same memory
   int32_t place_ = DRIFTLESS_HOST;
   int32_t device_number_ = 0;
   const DeviceTable* device_ = nullptr;
@@ -99,7 +99,8 @@ class AbiReceiver {
   [[nodiscard]] Status add(const driftless_tensor& tensor);
   [[nodiscard]] Status start(const std::optional<VersionId>& holds, std::optional<Wait> wait);
   [[nodiscard]] Result<UpdateReport> commit();
-  // Sets `closed` if it is closed, whatever the status; if not, nothing happened.
+  // `closed`: whether the receiver is closed now, even if the call failed. If it is not, the call
+  // had no effect.
   [[nodiscard]] Status close(std::optional<Wait> wait, bool& closed);
 
   [[nodiscard]] AbiView look() const;

@@ -15,9 +15,9 @@ namespace driftless::c_abi {
 template <typename Handle, typename Held>
 class Tickets {
  public:
-  // The library's only global, one for each kind: every call must be able to look up a ticket.
-  // Never destroyed, so that handles which the process leaves open do not wait for other processes
-  // at exit.
+  // The library's only global, one for each kind of handle, because every call looks up a ticket.
+  // It is never destroyed: closing a receiver that the process left open could wait for other
+  // processes at exit.
   static Tickets& all() {
     static auto* const table = new Tickets;
     return *table;

@@ -144,8 +144,8 @@ enum { DRIFTLESS_LAUNCHED_AUTO = 0, DRIFTLESS_LAUNCHED_YES = 1, DRIFTLESS_LAUNCH
 
 typedef struct driftless_options {
   size_t struct_size;
-  const char* id; /* on the road, unique there; NULL: receiver.id of the configuration, or made up;
-                     a second receiver of this process gets another one */
+  const char* id;   /* the receiver's name, unique on the road. NULL: receiver.id of the
+                       configuration; a second receiver of this process gets a suffix */
   int32_t launched; /* whether mpirun (srun, mpiexec) started this process; AUTO: find out */
   uint32_t threads; /* for hashing and decoding; 0: from the configuration */
 } driftless_options;
@@ -168,7 +168,7 @@ typedef int32_t (*driftless_callback)(void* user);
 /* Called if an MPI call without a deadline blocks this process for longer than deadlines.connect;
  * `what` names the call. Runs on a thread of the library. The call cannot be interrupted: a program
  * should report the reason and exit; a library inside a program may raise an alarm. Without this
- * callback such calls are waited for. */
+ * callback the library waits until the call returns. */
 typedef void (*driftless_late_callback)(void* user, const char* what);
 
 typedef struct driftless_callbacks {
@@ -320,10 +320,11 @@ typedef struct driftless_state {
   int32_t started;
   int32_t staged;  /* something is ready for commit() */
   int32_t valid;   /* 0: they hold no version: none was committed, or a write could not be undone */
-  int32_t partial; /* some tensors are ABSENT: the digest is of the others */
+  int32_t partial; /* 1: some tensors are DRIFTLESS_ABSENT, and `digest` covers the others */
   uint32_t rank;   /* of this process among the job's rollouts */
-  uint32_t proven; /* 1: the tensors are `version` by the run's own digest of it. 0: no version is
-                      held; or driftless_start_at() said so, and no manifest tells its digest yet */
+  uint32_t proven; /* 1: the tensors have the digest that the run names for `version`. 0: no version
+                      is held, or the caller of driftless_start_at() named the version, and no
+                      manifest with its digest was read yet */
   char digest[33];
   char run[33]; /* all zero digits before start() */
 } driftless_state;

@@ -128,7 +128,7 @@ constexpr Sum<std::uint64_t> kCounts[] = {
     {"rollbacks", &ReceiverCounts::rollbacks, &driftless_metrics::rollbacks},
     {"stage_failures", &ReceiverCounts::stage_failures, &driftless_metrics::stage_failures},
     {"commit_failures", &ReceiverCounts::commit_failures, &driftless_metrics::commit_failures},
-    {"unheard", &ReceiverCounts::unheard, &driftless_metrics::unheard},
+    {"unheard", &ReceiverCounts::failed_reports, &driftless_metrics::unheard},
     {"changed_units", &ReceiverCounts::changed_units, &driftless_metrics::changed_units},
     {"delta_bytes", &ReceiverCounts::delta_bytes, &driftless_metrics::delta_bytes},
     {"wire_bytes", &ReceiverCounts::wire_bytes, &driftless_metrics::wire_bytes},
@@ -381,7 +381,8 @@ driftless_code driftless_last_report_json(driftless_receiver* receiver, char** t
     const AbiView view = held.look();
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
     nlohmann::ordered_json json = to_json(record_of(last, view.rank));
-    for (const char* now : {"time", "monotonic_ms"}) json.erase(now);  // for this call only
+    for (const char* now : {"time", "monotonic_ms"})
+      json.erase(now);  // times of this call, not of the commit
     json["notes"] = last.notes;
     return give_text(json_line(json), text);
   });

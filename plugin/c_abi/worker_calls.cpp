@@ -83,8 +83,8 @@ driftless_code reply_of(const driftless_worker* worker, char** reply, driftless_
   return fenced(error, [&]() -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto held, WorkerTickets::all().find(worker, "worker"));
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(reply, "reply"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string said, work(*held->worker));
-    return give_text(said, reply);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, work(*held->worker));
+    return give_text(text, reply);
   });
 }
 

@@ -65,8 +65,8 @@ Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& di
 }
 
 // Adopts the layout that the run publishes, if its announcement lies beside its versions.
-Status adopt_announced(FileSystem& fs, const std::string& directory,
-                       const std::vector<VersionDirectory>& chain, CheckpointPatcher& patcher) {
+Status adopt_announcement(FileSystem& fs, const std::string& directory,
+                          const std::vector<VersionDirectory>& chain, CheckpointPatcher& patcher) {
   const std::string path = join_path(directory, kRunInfoName);
   if (!chain.front().manifest) return {};
   if (!exists(fs, path)) return patcher.adopt_signature(chain.front().manifest->layout);
@@ -138,7 +138,7 @@ Status CheckpointPatcher::reopen() {
   Result<Checkpoint> opened = Checkpoint::open(*fs_, path_);
   if (!opened.ok()) {
     return opened.status().with_context(concat(
-        path_, ": somebody else changed its files, and they cannot be read any more; ", kResync));
+        path_, ": another process changed its files, and they can no longer be read; ", kResync));
   }
   Checkpoint now = std::move(*opened);
   const WeightLayout kept = checkpoint_->layout();
@@ -165,7 +165,8 @@ Status CheckpointPatcher::remove_leftovers() {
 Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const Frame> frames,
                                         const std::string& journal_path) const {
   if (!journal.after().digest) {
-    return error(StatusCode::kMismatch, journal_path, ": does not say what it expects in ", path_,
+    return error(StatusCode::kMismatch, journal_path,
+                 ": does not record the digests that it expects in ", path_,
                  " (an earlier release wrote it); ", kResync);
   }
   const Result<Digest> change = journal_change(frames, *checkpoint_, options_.threads);
@@ -210,8 +211,8 @@ Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version,
                                                BaseTrust trust) const {
   if (!version.manifest) return {};
   const Manifest& manifest = *version.manifest;
-  const bool own = trust != BaseTrust::kForeign;
-  if (own && !state_.run.is_zero() && state_.run != manifest.id.run) {
+  const bool trusted = trust != BaseTrust::kForeign;
+  if (trusted && !state_.run.is_zero() && state_.run != manifest.id.run) {
     return error(StatusCode::kWrongRun, version.path, ": belongs to run ", to_hex(manifest.id.run),
                  ", but ", path_, " is at version ", state_.version, " of run ", to_hex(state_.run),
                  "; ", kResync);
@@ -242,7 +243,7 @@ Status CheckpointPatcher::check_checksums(const std::string& directory) const {
     const Result<VersionDirectory> version = open_version(*fs_, directory, number);
     if (!version.ok()) {
       return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
-                   " by another tool, and nobody can tell whether of this run (",
+                   " by another tool, and whether that version is of this run is unknown (",
                    version.status().message(), "): keep the versions that were applied, or ",
                    kResync);
     }
@@ -257,19 +258,21 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
   const std::string held = concat(path_, " is at version ", state_.version);
   if (!state_.run.is_zero()) {
     return error(StatusCode::kWrongRun, version.path, ": has no manifest, and ", held, " of run ",
-                 to_hex(state_.run), ": nobody can tell whether it builds on that; ", kResync);
+                 to_hex(state_.run), ": whether it builds on that is unknown; ", kResync);
   }
   const std::string directory = version.path.substr(0, version.path.rfind('/'));
   if (state_.files.is_zero()) {  // written by another tool, which keeps only the number
     if (version.directory_layout == DirectoryLayout::kHfDelta) return check_checksums(directory);
-    return error(StatusCode::kWrongBase, held, ", and its state does not say which files brought ",
-                 "it there: nobody can tell whether ", version.path, " builds on that; ", kResync);
+    return error(
+        StatusCode::kWrongBase, held,
+        ", and its state does not name the files that brought it there: it is unknown whether ",
+        version.path, " builds on that; ", kResync);
   }
   const Result<VersionDirectory> before = open_version(*fs_, directory, state_.version);
   const Result<Hash128> files =
       before.ok() ? hash_files(*fs_, *before) : Result<Hash128>(before.status());
   if (!files.ok()) {
-    return error(StatusCode::kWrongBase, held, ", and nobody can tell whether ", version.path,
+    return error(StatusCode::kWrongBase, held, ", and it is unknown whether ", version.path,
                  " builds on that, because the version itself is gone (", files.status().message(),
                  "): keep the version that was applied last, or ", kResync);
   }
@@ -392,7 +395,7 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
                              journal_change(frames, *checkpoint_, options_.threads));
   if (change != staged.applied.digest_change) {
-    return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
+    return error(StatusCode::kMismatch, path_, ": another process wrote into tensors that version ",
                  staged.after.version, " changes, since it was staged. Nothing was changed; ",
                  kResync);
   }
@@ -535,7 +538,7 @@ Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<VersionDirectory> chain,
                              plan(fs, directory, report.from_version, target));
-  DRIFTLESS_RETURN_IF_ERROR(adopt_announced(fs, directory, chain, *patcher));
+  DRIFTLESS_RETURN_IF_ERROR(adopt_announcement(fs, directory, chain, *patcher));
   for (const VersionDirectory& version : chain) {
     DRIFTLESS_ASSIGN_OR_RETURN(AppliedVersion applied, patcher->apply(version));
     report.applied.push_back(std::move(applied));

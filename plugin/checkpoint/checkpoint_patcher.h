@@ -78,9 +78,9 @@ class CheckpointPatcher {
 
   // The two halves of apply(), for callers that do something in between. `chain` is one version, or
   // deltas of which each builds on the one before (check_chain()). A chain goes through one
-  // journal: the checkpoint is never seen between its versions. stage() proves everything and
-  // leaves a complete journal that is not yet decided; it only reads the weights. To drop the
-  // result drops the journal. At most one result exists at a time. commit() refuses (kMismatch,
+  // journal: no reader finds the checkpoint between its versions. stage() proves everything and
+  // leaves a complete journal that is not yet decided; it only reads the weights. Destroying the
+  // result removes the journal. At most one result exists at a time. commit() refuses (kMismatch,
   // nothing written) if since stage() a file was replaced, or another process wrote into a place
   // that the version changes.
   [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
@@ -150,8 +150,8 @@ struct ApplyReport {
   std::uint64_t to_version = 0;
   bool recovered = false;     // completed an interrupted apply first
   bool digest_known = false;  // the weights' digest is known afterwards
-  // Files beside the weights of the newest full version applied that are different or missing in
-  // the checkpoint. They are left as they are.
+  // Files (configuration, tokenizer) of the newest full version that was applied, if they differ
+  // from the checkpoint's or are missing there. The checkpoint's files are left as they are.
   std::vector<std::string> other_files;
   std::vector<AppliedVersion> applied;
 };

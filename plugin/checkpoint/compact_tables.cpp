@@ -13,10 +13,10 @@
 namespace driftless {
 namespace {
 
-// A table does not pay for blocks with fewer changes, so only larger blocks are counted: the counts
-// of each take 127 KB.
+// A separate table does not pay for a block with fewer changes. Such blocks are not counted,
+// because the counts of a block take 127 KB.
 constexpr std::uint64_t kLeastChanges = 16384;
-constexpr std::size_t kMostOwn = 63;
+constexpr std::size_t kMostTables = 63;
 
 // Units are counted in stretches of kSampledUnits. A block with at least kSampledFrom stretches has
 // only each kSampledEvery-th one counted.
@@ -83,7 +83,7 @@ std::vector<std::size_t> large_blocks(std::span<const ChangedBlock> blocks) {
   }
   std::ranges::sort(large, std::greater());
   std::vector<std::size_t> numbers;
-  for (std::size_t k = 0; k < std::min(large.size(), kMostOwn); ++k) {
+  for (std::size_t k = 0; k < std::min(large.size(), kMostTables); ++k) {
     numbers.push_back(large[k].second);
   }
   return numbers;
@@ -112,18 +112,20 @@ BlockTables choose_tables(const CompactFields& fields, std::span<const ChangedBl
   const CompactTable of_all = make_compact_table(fields, *all);
   for (auto& each : counts) {
     if (!each) continue;
-    const CompactTable own = make_compact_table(fields, *each);
-    if (coded_bits(own, *each) + table_bits(own) < coded_bits(of_all, *each)) continue;
+    const CompactTable table = make_compact_table(fields, *each);
+    if (coded_bits(table, *each) + table_bits(table) < coded_bits(of_all, *each)) continue;
     others[0].add(*each);
     each.reset();  // these blocks share the common table
   }
   BlockTables chosen;
   std::optional<std::uint32_t> shared;
-  for (const auto& own : counts) {
+  for (const auto& its_counts : counts) {
     const auto next = static_cast<std::uint32_t>(chosen.tables.size());
-    if (own || !shared) chosen.tables.push_back(make_compact_table(fields, own ? *own : others[0]));
-    if (!own && !shared) shared = next;
-    chosen.of_block.push_back(own ? next : *shared);
+    if (its_counts || !shared) {
+      chosen.tables.push_back(make_compact_table(fields, its_counts ? *its_counts : others[0]));
+    }
+    if (!its_counts && !shared) shared = next;
+    chosen.of_block.push_back(its_counts ? next : *shared);
   }
   return chosen;
 }

@@ -12,8 +12,8 @@ struct BlockTables {
 };
 
 // Chooses one table for all blocks, and separate tables for blocks that save more bits with them
-// than the tables take. The tables are made from all changes and a sample of the units. The sample
-// is of the new units, which is as good for a table as the old ones. Memory: 8 MB.
+// than the tables take. The tables are made from all changes and from a sample of the new units,
+// which serve as well as the old ones. Memory: 8 MB.
 [[nodiscard]] BlockTables choose_tables(const CompactFields& fields,
                                         std::span<const ChangedBlock> blocks, unsigned threads);
 

@@ -400,7 +400,7 @@ Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint) {
         !gone && now->identity == mapped.identity() && now->size_bytes == mapped.bytes().size();
     if (same && safetensors.header_unchanged()) continue;
     if (same) {
-      return error(StatusCode::kMismatch, mapped.path(), ": somebody else wrote into its header",
+      return error(StatusCode::kMismatch, mapped.path(), ": another process wrote into its header",
                    kMeantToStay);
     }
     return error(StatusCode::kMismatch, mapped.path(), ": ",

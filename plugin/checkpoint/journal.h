@@ -4,8 +4,8 @@
 // first byte of the checkpoint changes, and then written out into the checkpoint's files.
 //
 // The journal is written as journal.tmp and renamed to journal once complete. So a file named
-// journal always means: continue to the new version. To write it out again, any number of times,
-// gives the new version. Without it the checkpoint is unchanged at the old version.
+// journal always means: continue to the new version. Replaying it, any number of times, gives the
+// new version. Without it the checkpoint is unchanged at the old version.
 // docs/formats/apply.md explains the whole procedure.
 //
 //   "DRIFTLSJ" | native frames (formats/frame.h) | JSON: states before and after | footer (48
@@ -117,9 +117,9 @@ class Journal {
 [[nodiscard]] Status replay_journal(FileSystem& fs, std::span<const Frame> frames,
                                     const Checkpoint& checkpoint, unsigned threads);
 
-// The digest after the journal is replayed, minus the digest of the present weights. It reads the
-// places that the journal changes, whatever they contain. So `present digest + this` is the digest
-// after the replay, known before anything is written.
+// What replaying the journal would add to the digest of the present weights. The sum of both is the
+// digest after a replay, known before anything is written. Reads the places that the journal
+// changes, whatever they contain.
 [[nodiscard]] Result<Digest> journal_change(std::span<const Frame> frames,
                                             const Checkpoint& checkpoint, unsigned threads);
 

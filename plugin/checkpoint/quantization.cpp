@@ -40,6 +40,15 @@ std::string text_of(const Json& object, const char* key) {
   return found.is_string() ? found.get<std::string>() : std::string();
 }
 
+// The name of a format, which tools write in either case.
+std::string format_of(const Json& object, const char* key) {
+  std::string name = text_of(object, key);
+  std::ranges::transform(name, name.begin(), [](char c) {
+    return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return name;
+}
+
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
@@ -83,8 +92,10 @@ std::string other_scheme(const Json& config) {
   if (method != "fp8") return method.empty() ? "an unnamed scheme" : method;
   if (block.is_null()) return "FP8 with one scale for a tensor";
   if (block != Json{kQuantizeBlock, kQuantizeBlock}) return "FP8 with blocks of " + block.dump();
-  const std::string format = text_of(config, "fmt");
-  if (!format.empty() && format != "e4m3") return "FP8 as " + format;
+  const std::string format = format_of(config, "fmt");
+  const bool e4m3 = format.empty() || format == "e4m3" || format == "e4m3fn" ||
+                    format == "float8_e4m3fn";  // torch's name of the same type
+  if (!e4m3) return "FP8 as " + text_of(config, "fmt");
   if (text_of(config, "activation_scheme") == "static") return "FP8 with static activations";
   return {};
 }
@@ -108,10 +119,10 @@ Status check_scheme(const Checkpoint& base, const Json& config, const QuantizeSe
                  ", but the base ", base.path(),
                  " has groups in INT4, for which there is one rule: leave quantize.rule out");
   }
-  if (text_of(config, "scale_fmt") == "ue8m0" && settings.rule != QuantizeRule::kUe8m0) {
+  if (format_of(config, "scale_fmt") == "ue8m0" && settings.rule != QuantizeRule::kUe8m0) {
     return error(StatusCode::kInvalidArgument, "quantize.rule is ", to_string(settings.rule),
                  ", but ", join_path(base.path(), kModelConfigName),
-                 " says scale_fmt: ue8m0: set quantize.rule: ue8m0");
+                 " says scale_fmt: ", text_of(config, "scale_fmt"), ": set quantize.rule: ue8m0");
   }
   return {};
 }
@@ -188,8 +199,8 @@ bool has_all_of(const WeightLayout& base, const WeightLayout& weights) {
   });
 }
 
-// Whether the base is quantized and keeps all of the weights as they are: another rank may hold
-// what it quantizes.
+// Whether the base is quantized, but has none of these weights in quantized form: another rank may
+// hold the weights that it quantizes.
 bool keeps_all_of(const WeightLayout& base, const WeightLayout& weights) {
   const auto is_made = [](const TensorSpec& tensor) {
     return tensor.name.ends_with(kScaleSuffix) || tensor.name.ends_with(kPackedSuffix);

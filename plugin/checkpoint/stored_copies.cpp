@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that a checkpoint stores and the run does not publish: this part of CheckpointPatcher,
-// and copies of tied tensors that only one of two checkpoints stores.
+// Tensors that a checkpoint stores and the run does not publish. This file has a part of
+// CheckpointPatcher, and leaves out copies of tied tensors that only one of two checkpoints stores.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -36,8 +36,8 @@ std::optional<bool> ties_embeddings(FileSystem& fs, const std::string& checkpoin
   if (!config.ok() || !config->is_object()) return std::nullopt;
   std::optional<bool> found;
   const auto ask = [&found](const Json& json) {
-    const Json said = json.value("tie_word_embeddings", Json());
-    if (said.is_boolean()) found = found.value_or(false) || said.get<bool>();
+    const Json tie = json.value("tie_word_embeddings", Json());
+    if (tie.is_boolean()) found = found.value_or(false) || tie.get<bool>();
   };
   ask(*config);
   if (config->contains("text_config") && (*config)["text_config"].is_object()) {
@@ -126,16 +126,17 @@ void mark_copies(FileSystem& fs, Checkpoint& checkpoint) {
 }
 
 Status CheckpointPatcher::adopt_signature(const Hash128& published) {
-  const WeightLayout& own = checkpoint_->layout();
-  if (own.signature() == published || !state_.layout.is_zero() || !checkpoint_->others().empty()) {
+  const WeightLayout& stored = checkpoint_->layout();
+  if (stored.signature() == published || !state_.layout.is_zero() ||
+      !checkpoint_->others().empty()) {
     return {};
   }
   std::vector<TensorSpec> tied;
-  for (const TensorSpec& spec : own.tensors()) {
+  for (const TensorSpec& spec : stored.tensors()) {
     if (may_be_tied(spec.name)) tied.push_back(spec);
   }
   for (const TensorSpec& left : tied) {
-    std::vector<TensorSpec> kept(own.tensors().begin(), own.tensors().end());
+    std::vector<TensorSpec> kept(stored.tensors().begin(), stored.tensors().end());
     std::erase(kept, left);
     DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(kept)));
     if (layout.signature() != published) continue;
@@ -150,10 +151,10 @@ Status CheckpointPatcher::adopt_signature(const Hash128& published) {
 }
 
 Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
-  const WeightLayout& own = checkpoint_->layout();
-  if (own.signature() == published.signature()) return {};
+  const WeightLayout& stored = checkpoint_->layout();
+  if (stored.signature() == published.signature()) return {};
   if (!state_.layout.is_zero() || !checkpoint_->others().empty()) {
-    return own.check_same(published, concat(path_, ", as it was patched so far,"), "the run");
+    return stored.check_same(published, concat(path_, ", as it was patched so far,"), "the run");
   }
   DRIFTLESS_RETURN_IF_ERROR(checkpoint_->keep_only(published));
   mark_copies(*fs_, *checkpoint_);
@@ -213,10 +214,10 @@ Status CheckpointPatcher::check_copies() const {
   for (const OtherTensor& other : checkpoint_->others()) {
     if (!other.copy_of || same_bits(checkpoint_->view(other), checkpoint_->tensor(*other.copy_of)))
       continue;
-    return error(StatusCode::kMismatch, path_, ": tensor '", other.spec.name,
-                 "' is a stored copy of '", checkpoint_->layout()[*other.copy_of].name,
-                 "' and differs from it: somebody else wrote into one of them; a full version "
-                 "mends it");
+    return error(
+        StatusCode::kMismatch, path_, ": tensor '", other.spec.name, "' is a stored copy of '",
+        checkpoint_->layout()[*other.copy_of].name,
+        "' and differs from it: another process wrote into one of them; a full version repairs it");
   }
   return {};
 }

@@ -15,9 +15,9 @@ namespace driftless {
 [[nodiscard]] Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads,
                                        const Progress& progress = {});
 
-// The digest of each tensor at the version of this manifest. It comes from this manifest, from
-// those of earlier versions, or from the run's announcement, as far as they name it; they lie
-// beside it on a file system (<dir>/weight_v000007/manifest.json, <dir>/run.json).
+// The digest of each tensor at the version of this manifest, as far as it is known. It comes from
+// this manifest, from those of earlier versions, or from the run's announcement, which lie beside
+// it on a file system (<dir>/weight_v000007/manifest.json, <dir>/run.json).
 [[nodiscard]] std::map<std::string, Digest> tensor_digests_at(FileSystem& fs,
                                                               const std::string& directory,
                                                               Manifest manifest);
@@ -58,9 +58,9 @@ struct Difference {
 // The same for copies that `one` stores and `other` does not.
 [[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& one,
                                                                 const WeightLayout& other);
-// Marks those of others() that are stored copies of a tied tensor among the kept ones. A copy is
-// recognized by the names that models tie and by equal bits, unless the configuration says that
-// nothing is tied.
+// Finds tensors of others() that are stored copies of a kept tensor to which they are tied, and
+// marks them. A copy is recognized by the names that models tie and by equal bits, unless the
+// configuration says that nothing is tied.
 void mark_copies(FileSystem& fs, Checkpoint& checkpoint);
 
 // The differences between the files beside the weights (configuration, tokenizer) of two

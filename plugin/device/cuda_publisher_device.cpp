@@ -88,8 +88,8 @@ class CudaPublisherDevice final : public PublisherDevice {
     return captured_.capture(pairs, limit_bytes, DeviceStream::borrowed(trainer));
   }
 
-  Status copy_behind(std::byte* to, const std::byte* from, std::uint64_t bytes,
-                     void* trainer) override {
+  Status copy_on_stream(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                        void* trainer) override {
     return DeviceStream::borrowed(trainer).copy(to, from, bytes);
   }
 

@@ -12,10 +12,20 @@ namespace {
 
 constexpr std::uint64_t kTensorSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 
-// One bucket, for the tensors that are held. Offsets are into the workspace.
-struct PlacedBucket {
+// Either adjoining buckets of one version that are copied to the workspace, or one bucket that is
+// used where it lies. Only tensors that are held count. Offsets are into the workspace.
+struct PlacedBuckets {
+  struct Source {
+    SourceBucket bucket;
+    std::uint64_t positions_at = 0, values_at = 0;  // behind those of the first one
+    std::size_t tensors_end = 0;                    // one past its last tensor
+  };
   std::size_t version = 0;  // in the chain
-  SourceBucket bucket;
+  bool in_place = false;
+  Encoding coding = Encoding::kIndices;
+  unsigned unit_bytes = 1;
+  std::vector<Source> sources;
+  std::uint64_t positions_bytes = 0, values_bytes = 0;
   std::vector<cuda::Patch::Tensor> tensors;  // until the patch is made
   std::vector<std::size_t> places;           // index in measured_tensors_ of each tensor's changes
   std::uint64_t positions_at = 0, values_at = 0, old_at = 0, read_at = 0, work_dev_at = 0,
@@ -27,6 +37,11 @@ struct PlacedBucket {
   const std::byte* values_dev = nullptr;
   std::byte* old_dev = nullptr;
   std::optional<cuda::Patch> patch;
+
+  // The bucket that has this tensor of the patch.
+  [[nodiscard]] const std::string& name_of(std::size_t tensor) const {
+    return std::ranges::upper_bound(sources, tensor, {}, &Source::tensors_end)->bucket.name;
+  }
 };
 
 class DeviceBuckets final : public PlacedChanges {
@@ -43,17 +58,18 @@ class DeviceBuckets final : public PlacedChanges {
         gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta"));
     bool on_device = false;
     std::vector<Uploader::Stretch> uploads;
-    for (PlacedBucket& each : buckets_) {
+    for (PlacedBuckets& each : buckets_) {
       DRIFTLESS_RETURN_IF_ERROR(place_streams(each, uploads));
     }
     DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.copy(uploads, gpu_->stream));
-    for (PlacedBucket& each : buckets_) {
+    for (PlacedBuckets& each : buckets_) {
       DRIFTLESS_RETURN_IF_ERROR(make_patch(each));
-      on_device = on_device || each.bucket.memory == MemoryKind::kDevice;
+      on_device = on_device || each.sources.front().bucket.memory == MemoryKind::kDevice;
     }
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
-    for (const PlacedBucket& each : buckets_) {
-      DRIFTLESS_RETURN_IF_ERROR(each.patch->check().with_context(each.bucket.name));
+    for (const PlacedBuckets& each : buckets_) {
+      const std::optional<std::size_t> bad = each.patch->first_bad();
+      if (bad) return each.patch->check().with_context(each.name_of(*bad));
     }
     if (!on_device) sources_.clear();  // host buckets were copied
     // Measures the first version: the weights are read, not written.
@@ -70,7 +86,7 @@ class DeviceBuckets final : public PlacedChanges {
   Result<std::optional<PartFault>> write() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
-      const PlacedBucket& each = buckets_[i];
+      const PlacedBuckets& each = buckets_[i];
       const cuda::Stream stream = gpu_->stream.get();
       std::byte* const read = workspace_->dev.data() + each.read_at;
       DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, stream));
@@ -87,7 +103,7 @@ class DeviceBuckets final : public PlacedChanges {
   Status take_back() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     while (written_ > 0) {
-      const PlacedBucket& each = buckets_[--written_];
+      const PlacedBuckets& each = buckets_[--written_];
       DRIFTLESS_RETURN_IF_ERROR(each.patch->scatter(each.old_dev, gpu_->stream.get()));
     }
     return gpu_->stream.wait();
@@ -103,45 +119,73 @@ class DeviceBuckets final : public PlacedChanges {
   void plan(std::span<const ContiguousTensor> tensors) {
     for (std::size_t version = 0; version < sources_.size(); ++version) {
       for (const SourceBucket& bucket : sources_[version].buckets()) {
-        PlacedBucket each;
-        each.version = version;
-        each.bucket = bucket;
-        add_tensors(each, tensors);
-        if (each.tensors.empty()) continue;
-        if (!usable_there(bucket)) {
-          each.positions_at = dev_plan_.take(bucket.view.positions.size());
-          each.values_at = dev_plan_.take(bucket.view.values.size());
+        if (std::ranges::any_of(bucket.view.entries, [&](const BucketEntry& entry) {
+              return tensors[entry.tensor].data != nullptr;
+            })) {
+          add_bucket(version, bucket, tensors);
         }
-        each.old_at = dev_plan_.take(bucket.view.values.size());
-        each.read_at = dev_plan_.take(bucket.view.values.size());
-        each.work = cuda::Patch::workspace_size(each.tensors);
-        each.work_dev_at = dev_plan_.take(each.work.dev_bytes);
-        each.work_host_at = host_plan_.take(each.work.host_bytes);
-        each.first_sum = sums_;
-        sums_ += each.places.size();
-        buckets_.push_back(std::move(each));
       }
+    }
+    for (PlacedBuckets& each : buckets_) {
+      if (!each.in_place) {
+        each.positions_at = dev_plan_.take(each.positions_bytes);
+        each.values_at = dev_plan_.take(each.values_bytes);
+      }
+      each.old_at = dev_plan_.take(each.values_bytes);
+      each.read_at = dev_plan_.take(each.values_bytes);
+      each.work = cuda::Patch::workspace_size(each.tensors);
+      each.work_dev_at = dev_plan_.take(each.work.dev_bytes);
+      each.work_host_at = host_plan_.take(each.work.host_bytes);
+      each.first_sum = sums_;
+      sums_ += each.places.size();
     }
     sums_dev_at_ = dev_plan_.take(sums_ * kTensorSumsBytes);
     sums_host_at_ = host_plan_.take(sums_ * kTensorSumsBytes);
   }
 
-  void add_tensors(PlacedBucket& bucket, std::span<const ContiguousTensor> tensors) {
-    for (const BucketEntry& entry : bucket.bucket.view.entries) {
-      const ContiguousTensor& own = tensors[entry.tensor];
-      if (own.data == nullptr) continue;
+  // Appends to the buckets before it, if they can share a patch.
+  void add_bucket(std::size_t version, const SourceBucket& bucket,
+                  std::span<const ContiguousTensor> tensors) {
+    const unsigned width = unit_bytes(bucket.view.dtype);
+    const bool in_place = usable_there(bucket);
+    const PlacedBuckets* const last = buckets_.empty() ? nullptr : &buckets_.back();
+    const bool joins = last != nullptr && !in_place && !last->in_place &&
+                       last->version == version && last->coding == bucket.view.coding &&
+                       last->unit_bytes == width &&
+                       last->sources.front().bucket.memory == bucket.memory;
+    if (!joins) {
+      PlacedBuckets& made = buckets_.emplace_back();
+      made.version = version;
+      made.in_place = in_place;
+      made.coding = bucket.view.coding;
+      made.unit_bytes = width;
+    }
+    PlacedBuckets& joined = buckets_.back();
+    joined.sources.push_back({bucket, joined.positions_bytes, joined.values_bytes, 0});
+    add_tensors(joined, tensors);
+    joined.positions_bytes += device_aligned(bucket.view.positions.size());
+    joined.values_bytes += device_aligned(bucket.view.values.size());
+    joined.sources.back().tensors_end = joined.tensors.size();
+  }
+
+  // Adds the tensors of the last source.
+  void add_tensors(PlacedBuckets& bucket, std::span<const ContiguousTensor> tensors) {
+    const PlacedBuckets::Source& last = bucket.sources.back();
+    for (const BucketEntry& entry : last.bucket.view.entries) {
+      const ContiguousTensor& source = tensors[entry.tensor];
+      if (source.data == nullptr) continue;
       cuda::Patch::Tensor tensor;
-      tensor.data_dev = own.data;
-      tensor.units = own.units;
+      tensor.data_dev = source.data;
+      tensor.units = source.units;
       if (entry.block != nullptr) {
         tensor.units = entry.block->place.units;
         tensor.place = entry.block->place;
       }
       tensor.entry.count = entry.count();
-      tensor.entry.value_begin = entry.value_begin;
-      tensor.entry.position_begin = entry.position_begin;
+      tensor.entry.value_begin = last.values_at / bucket.unit_bytes + entry.value_begin;
+      tensor.entry.position_begin = last.positions_at + entry.position_begin;
       tensor.entry.position_bytes = entry.position_bytes;
-      tensor.key = *own.key;
+      tensor.key = *source.key;
       units_ += entry.count();
       bucket.tensors.push_back(tensor);
       const auto [place, fresh] = place_of_.try_emplace(entry.tensor, measured_tensors_.size());
@@ -151,42 +195,43 @@ class DeviceBuckets final : public PlacedChanges {
   }
 
   // Copies the streams to the device; those on the host once `uploads` are copied.
-  Status place_streams(PlacedBucket& each, std::vector<Uploader::Stretch>& uploads) {
-    const BucketView& view = each.bucket.view;
+  Status place_streams(PlacedBuckets& each, std::vector<Uploader::Stretch>& uploads) {
     each.old_dev = workspace_->dev.data() + each.old_at;
-    each.positions_dev = view.positions.data();
-    each.values_dev = view.values.data();
-    if (usable_there(each.bucket)) return {};
+    each.positions_dev = each.sources.front().bucket.view.positions.data();
+    each.values_dev = each.sources.front().bucket.view.values.data();
+    if (each.in_place) return {};
     std::byte* const positions = workspace_->dev.data() + each.positions_at;
     std::byte* const values = workspace_->dev.data() + each.values_at;
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, values, each.bucket, uploads));
+    for (const auto& [bucket, positions_at, values_at, tensors_end] : each.sources) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          gpu_->copy(positions + positions_at, values + values_at, bucket, uploads));
+    }
     each.positions_dev = positions;
     each.values_dev = values;
     return {};
   }
 
   // Makes the patch; its positions are read on the device.
-  Status make_patch(PlacedBucket& each) {
+  Status make_patch(PlacedBuckets& each) {
     const cuda::Workspace workspace{workspace_->dev.data() + each.work_dev_at, each.work.dev_bytes,
                                     workspace_->host.data() + each.work_host_at,
                                     each.work.host_bytes};
-    const auto coding = each.bucket.view.coding == Encoding::kIndices
-                            ? cuda::PositionCoding::kIndices
-                            : cuda::PositionCoding::kGaps;
+    const auto coding = each.coding == Encoding::kIndices ? cuda::PositionCoding::kIndices
+                                                          : cuda::PositionCoding::kGaps;
     DRIFTLESS_ASSIGN_OR_RETURN(
-        each.patch, cuda::Patch::make(each.tensors, unit_bytes(each.bucket.view.dtype), coding,
-                                      each.positions_dev, workspace, gpu_->stream.get()));
+        each.patch, cuda::Patch::make(each.tensors, each.unit_bytes, coding, each.positions_dev,
+                                      workspace, gpu_->stream.get()));
     std::vector<cuda::Patch::Tensor>().swap(each.tensors);
     return {};
   }
 
   // Queues reading the values that a bucket replaces, and its change of the digest, into its sums.
   Status queue_reading(std::size_t i) {
-    const PlacedBucket& each = buckets_[i];
+    const PlacedBuckets& each = buckets_[i];
     DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, gpu_->stream.get()));
     return queue_sums(each, each.values_dev);
   }
-  Status queue_sums(const PlacedBucket& each, const std::byte* new_dev) {
+  Status queue_sums(const PlacedBuckets& each, const std::byte* new_dev) {
     auto* const sums = reinterpret_cast<std::uint64_t*>(workspace_->dev.data() + sums_dev_at_);
     return each.patch->digest_changes(
         each.old_dev, new_dev, sums + each.first_sum * cuda::kDigestSums, gpu_->stream.get());
@@ -200,7 +245,7 @@ class DeviceBuckets final : public PlacedChanges {
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     measured_.assign(versions, Digest());
     for (TensorDigest& each : measured_tensors_) each.digest = Digest();
-    for (const PlacedBucket& each : buckets_) {
+    for (const PlacedBuckets& each : buckets_) {
       if (each.version >= versions) continue;
       for (std::size_t i = 0; i < each.places.size(); ++i) {
         std::uint64_t sums[cuda::kDigestSums];
@@ -217,14 +262,14 @@ class DeviceBuckets final : public PlacedChanges {
   std::vector<VersionSource> sources_;  // if parts lie on the device; else empty
   std::size_t versions_;
   PlacePlan dev_plan_, host_plan_;
-  std::vector<PlacedBucket> buckets_;
+  std::vector<PlacedBuckets> buckets_;
   std::uint64_t sums_ = 0;  // of all tensors in all buckets
   std::uint64_t sums_dev_at_ = 0, sums_host_at_ = 0;
   std::uint64_t units_ = 0;
   std::vector<Digest> measured_;  // per version
   std::vector<TensorDigest> measured_tensors_;
   std::map<std::uint32_t, std::size_t> place_of_;  // by tensor: index in measured_tensors_
-  std::size_t written_ = 0;                        // buckets that are written
+  std::size_t written_ = 0;                        // of buckets_, that are written
   WorkspaceLease workspace_;                       // destroyed first: waits for work that uses it
 };
 

@@ -11,7 +11,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kLeastRoom = std::uint64_t{64} << 10;
-// An estimate for blocks that were never compared: one unit in so many changes.
+// Blocks that were never compared get room for changes of one unit in kFirstShare.
 constexpr std::uint64_t kFirstShare = 64;
 constexpr std::uint64_t kPieceTiles = ChangeStore::kPieceBytes / cuda::CaptureBatch::kTileBytes;
 static_assert(ChangeStore::kPieceBytes % cuda::CaptureBatch::kTileBytes == 0);
@@ -149,8 +149,8 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
     DRIFTLESS_RETURN_IF_ERROR(run.done.hold(stream));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FoundTile> tiles,
                                found_tiles(run, stream, missing));
-    // Fetches tiles in groups by their slots, as many as fit kFetchBytes: of all tiles that begin
-    // within `step` slots, none ends more than a tile past them.
+    // Fetches tiles in groups that fit kFetchBytes. A group is the tiles that begin in the same
+    // `step` slots; the last one ends at most a tile past them.
     const std::uint64_t most =
         kFetchBytes / (sizeof(std::uint16_t) + 2 * std::uint64_t{run.unit_bytes}) - 1024;
     const std::uint64_t step = most - cuda::CaptureBatch::kTileBytes / run.unit_bytes;
@@ -186,8 +186,8 @@ Result<std::vector<DeviceCapture::FoundTile>> DeviceCapture::found_tiles(
   auto tile = tiles.begin();
   for (std::size_t i = 0; i < run.numbers.size(); ++i) {
     bool whole = true;
-    const std::uint64_t own = tiles_of(run.units[i], run.unit_bytes);
-    for (std::uint64_t k = 0; k < own; ++k, ++tile) {
+    const std::uint64_t tile_count = tiles_of(run.units[i], run.unit_bytes);
+    for (std::uint64_t k = 0; k < tile_count; ++k, ++tile) {
       const bool kept = tile->base + tile->count <= run.room;
       whole = whole && (kept || tile->count == 0);
       if (kept && tile->count > 0) found.push_back({run.numbers[i], k, tile->base, tile->count});

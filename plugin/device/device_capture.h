@@ -23,8 +23,8 @@ class DeviceCapture {
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
   using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>;
 
-  // Waits the first time that such pairs come, to allocate room for the changes. Later there is
-  // room for a quarter more than the most changes so far, but never for more than `limit_bytes` in
+  // The first capture of such pairs waits, to allocate room for their changes. Later captures have
+  // room for a quarter more changes than the most so far, but never for more than `limit_bytes` in
   // all (4 bytes and two values per change).
   [[nodiscard]] Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
                                const DeviceStream& trainer);

@@ -15,33 +15,33 @@ constexpr Verdict kNoPartDiffers{~std::uint32_t{0}, ~std::uint32_t{0}};
 constexpr std::uint64_t kPartSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uint64_t kEndsBytes = 2 * sizeof(std::uint64_t);
 
-// Placed parts whose targets have the same width, and whose positions are contiguous. Offsets are
-// into the workspace.
+// Placed parts whose targets have the same width, and whose positions have the same coding. Offsets
+// are into the workspace.
 struct Group {
   unsigned width = 1;
   std::vector<std::size_t> numbers;  // indices of the parts
   std::vector<cuda::StridedPatch::Part> parts;
-  std::vector<cuda::Patch::Tensor> tensors;  // for a bucket: the parts' positions
-  std::size_t bucket = 0;
-  bool measured = true;  // whether the parts are measured
+  std::vector<cuda::Patch::Tensor> tensors;  // for buckets: the parts' positions
+  Encoding coding = Encoding::kIndices;      // of these
+  bool measured = true;                      // whether the parts are measured
   std::uint64_t old_units = 0;
   const std::byte* values_dev = nullptr;
   // differs_at: first the part whose old value differed, then the one whose written value differs.
   std::uint64_t old_at = 0, work_at = 0, work_host_at = 0, differs_at = 0, differs_host_at = 0;
-  // What each part adds to the digest; for a bucket, also the first and last position of each part.
+  // What each part adds to the digest; for buckets, also the first and last position of each part.
   std::uint64_t sums_at = 0, sums_host_at = 0, ends_at = 0, ends_host_at = 0;
   cuda::WorkspaceSize work;
   std::optional<cuda::StridedPatch> patch;
 };
 
-// The streams of a bucket.
+// The streams of a bucket in the workspace. Positions and values count from its beginning, so that
+// a group, and a launch, can have many buckets.
 struct PlacedStreams {
-  std::uint64_t positions_at = 0, values_at = 0;  // in the workspace
-  const std::byte* positions_dev = nullptr;
-  const std::byte* values_dev = nullptr;
+  bool used = false;  // a part belongs to the bucket
+  std::uint64_t positions_at = 0, values_at = 0;
 };
 
-cuda::Patch::Tensor positions_of(const BucketPart& part) {
+cuda::Patch::Tensor positions_of(const BucketPart& part, const PlacedStreams& streams) {
   const BucketEntry& entry = *part.entry;
   cuda::Patch::Tensor tensor;
   tensor.units = part.tensor_units;
@@ -51,18 +51,20 @@ cuda::Patch::Tensor positions_of(const BucketPart& part) {
   }
   tensor.entry.count = entry.count();
   tensor.entry.value_begin = entry.value_begin;
-  tensor.entry.position_begin = entry.position_begin;
+  tensor.entry.position_begin = streams.positions_at + entry.position_begin;
   tensor.entry.position_bytes = entry.position_bytes;
   return tensor;
 }
 
-cuda::StridedPatch::Part patch_part(const BucketPart& part, std::uint64_t old_begin) {
+cuda::StridedPatch::Part patch_part(const BucketPart& part, const PlacedStreams& streams,
+                                    std::uint64_t old_begin) {
   cuda::StridedPatch::Part made;
   made.map = part.map->map;
   made.data_dev = part.map->data;
   made.cast = part.map->cast;
   made.count = part.entry->count();
-  made.value_begin = part.entry->value_begin * source_bytes(part.map->cast, part.map->unit_bytes);
+  made.value_begin = streams.values_at +
+                     part.entry->value_begin * source_bytes(part.map->cast, part.map->unit_bytes);
   made.old_begin = old_begin;
   made.key = *part.key;
   return made;
@@ -75,9 +77,9 @@ class BlockOrder {
   Status add(const BucketPart& part, std::uint64_t first, std::uint64_t last,
              const std::string& source) {
     for (auto& [block, end] : ends_[part.map->tensor]) {
-      const TensorBlock* const own = part.entry->block;
-      const bool same =
-          block == own || (block != nullptr && own != nullptr && block->box == own->box);
+      const TensorBlock* const entry_block = part.entry->block;
+      const bool same = block == entry_block || (block != nullptr && entry_block != nullptr &&
+                                                 block->box == entry_block->box);
       if (!same) continue;
       if (first <= end) {
         return error(StatusCode::kCorrupt, source, ": position ", first, " comes after position ",
@@ -125,16 +127,14 @@ class ChangesOnDevice final : public PlacedChanges {
     DRIFTLESS_RETURN_IF_ERROR(reserve());
     DRIFTLESS_RETURN_IF_ERROR(place_streams(buckets));
     for (Group& group : groups_) {
-      const PlacedStreams& streams = streams_[group.bucket];
-      group.values_dev = streams.values_dev;
-      const auto coding = buckets[group.bucket].view.coding == Encoding::kIndices
-                              ? cuda::PositionCoding::kIndices
-                              : cuda::PositionCoding::kGaps;
+      group.values_dev = dev(0);
+      const auto coding = group.coding == Encoding::kIndices ? cuda::PositionCoding::kIndices
+                                                             : cuda::PositionCoding::kGaps;
       DRIFTLESS_ASSIGN_OR_RETURN(
-          group.patch, cuda::StridedPatch::make(group.parts, group.width,
-                                                cuda::StridedPatch::Streams{group.tensors, coding,
-                                                                            streams.positions_dev},
-                                                work_of(group), gpu_->stream.get()));
+          group.patch,
+          cuda::StridedPatch::make(group.parts, group.width,
+                                   cuda::StridedPatch::Streams{group.tensors, coding, dev(0)},
+                                   work_of(group), gpu_->stream.get()));
       DRIFTLESS_RETURN_IF_ERROR(find_ends(group));
       DRIFTLESS_RETURN_IF_ERROR(read_old(group));
     }
@@ -202,28 +202,32 @@ class ChangesOnDevice final : public PlacedChanges {
     for (auto& [width, group] : groups) lay_out(std::move(group));
   }
 
+  // Adjoining buckets of the same coding share a group for each width. The parts of a tensor keep
+  // their order.
   void lay_out(std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) {
-    std::map<std::pair<std::size_t, unsigned>, Group> groups;  // by bucket and width
+    std::vector<std::size_t> run_of(buckets.size());  // of buckets of one coding
+    for (std::size_t i = 1; i < buckets.size(); ++i) {
+      run_of[i] = run_of[i - 1] + (buckets[i].view.coding != buckets[i - 1].view.coding ? 1 : 0);
+    }
+    std::map<std::pair<std::size_t, unsigned>, Group> groups;  // by run and width
+    streams_.resize(buckets.size());
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const BucketPart& part = parts[i];
-      Group& group = groups[{part.bucket, part.map->unit_bytes}];
+      const BucketView& view = buckets[part.bucket].view;
+      PlacedStreams& streams = streams_[part.bucket];
+      if (!std::exchange(streams.used, true)) {
+        streams.positions_at = dev_plan_.take(view.positions.size());
+        streams.values_at = dev_plan_.take(view.values.size());
+      }
+      Group& group = groups[{run_of[part.bucket], part.map->unit_bytes}];
       group.width = part.map->unit_bytes;
-      group.bucket = part.bucket;
-      group.tensors.push_back(positions_of(part));
-      group.parts.push_back(patch_part(part, group.old_units));
+      group.coding = view.coding;
+      group.tensors.push_back(positions_of(part, streams));
+      group.parts.push_back(patch_part(part, streams, group.old_units));
       group.old_units += part.entry->count();
       group.numbers.push_back(i);
     }
-    streams_.resize(buckets.size());
-    std::size_t last = buckets.size();  // the last one whose streams were placed
     for (auto& [key, group] : groups) {
-      if (std::exchange(last, group.bucket) != group.bucket) {
-        const SourceBucket& bucket = buckets[group.bucket];
-        PlacedStreams& streams = streams_[group.bucket];
-        streams.positions_at = dev_plan_.take(bucket.view.positions.size());
-        streams.values_at = dev_plan_.take(bucket.view.values.size());
-        used_.push_back(group.bucket);
-      }
       group.ends_at = dev_plan_.take(group.parts.size() * kEndsBytes);
       group.ends_host_at = host_plan_.take(group.parts.size() * kEndsBytes);
       lay_out(std::move(group));
@@ -242,17 +246,14 @@ class ChangesOnDevice final : public PlacedChanges {
     groups_.push_back(std::move(group));
   }
 
-  // Copies also frames on the device, so that a commit writes exactly what was measured.
+  // Frames on the device are copied, too, so that a commit writes exactly what was measured.
   Status place_streams(std::span<const SourceBucket> buckets) {
     std::vector<Uploader::Stretch> uploads;
-    for (const std::size_t number : used_) {
-      const SourceBucket& bucket = buckets[number];
-      PlacedStreams& streams = streams_[number];
-      std::byte* const positions = dev(streams.positions_at);
-      std::byte* const values = dev(streams.values_at);
-      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, values, bucket, uploads));
-      streams.positions_dev = positions;
-      streams.values_dev = values;
+    for (std::size_t number = 0; number < buckets.size(); ++number) {
+      const PlacedStreams& streams = streams_[number];
+      if (!streams.used) continue;
+      DRIFTLESS_RETURN_IF_ERROR(
+          gpu_->copy(dev(streams.positions_at), dev(streams.values_at), buckets[number], uploads));
     }
     return gpu_->uploader.copy(uploads, gpu_->stream);
   }
@@ -294,21 +295,25 @@ class ChangesOnDevice final : public PlacedChanges {
     BlockOrder order;
     std::map<const BucketEntry*, bool> seen;  // an entry may go through several maps
     for (const Group& group : groups_) {
-      const std::string& name = buckets[group.bucket].name;
-      DRIFTLESS_RETURN_IF_ERROR(group.patch->positions()->check().with_context(name));
+      const auto name_of = [&](std::size_t i) -> const std::string& {
+        return buckets[parts[group.numbers[i]].bucket].name;
+      };
+      if (const std::optional<std::size_t> bad = group.patch->positions()->first_bad()) {
+        return group.patch->positions()->check().with_context(name_of(*bad));
+      }
       for (std::size_t i = 0; i < group.parts.size(); ++i) {
         const BucketPart& part = parts[group.numbers[i]];
         if (part.entry->count() == 0 || !seen.try_emplace(part.entry, true).second) continue;
         std::uint64_t ends[2];
         std::memcpy(ends, host(group.ends_host_at) + i * kEndsBytes, kEndsBytes);
-        DRIFTLESS_RETURN_IF_ERROR(order.add(part, ends[0], ends[1], name));
+        DRIFTLESS_RETURN_IF_ERROR(order.add(part, ends[0], ends[1], name_of(i)));
       }
     }
     return {};
   }
 
-  // Copies the old values to the host, if requested. Maps of one piece share its room for them
-  // there, so only the units that a map has are written.
+  // Copies the old values to the host, if requested. All maps of a piece write into the same room
+  // there, each only the units that it has.
   Status fetch_old(const Group& group, std::span<const ChangePart> parts) {
     const auto wanted = [&](std::size_t part) { return parts[part].old_values != nullptr; };
     if (std::none_of(group.numbers.begin(), group.numbers.end(), wanted)) return {};
@@ -349,7 +354,6 @@ class ChangesOnDevice final : public PlacedChanges {
   std::vector<Group> groups_;
   std::uint64_t offsets_at_ = 0, values_at_ = 0;
   std::vector<PlacedStreams> streams_;  // by bucket
-  std::vector<std::size_t> used_;       // buckets that have parts
   std::vector<Digest> changes_;         // by part
   WorkspaceLease workspace_;            // destroyed first: waits for work that uses it
 };

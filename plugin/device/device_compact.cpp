@@ -153,9 +153,9 @@ class CompactBatch {
     DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.wait());
     DRIFTLESS_RETURN_IF_ERROR(patch.check());
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      std::uint64_t own[cuda::kDigestSums];
-      std::memcpy(own, sums + i * kBlockSumsBytes, kBlockSumsBytes);
-      blocks_[i].change = cuda::digest_from_sums(own);
+      std::uint64_t block_sums[cuda::kDigestSums];
+      std::memcpy(block_sums, sums + i * kBlockSumsBytes, kBlockSumsBytes);
+      blocks_[i].change = cuda::digest_from_sums(block_sums);
     }
     return {};
   }

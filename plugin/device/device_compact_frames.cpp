@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_compact_frames(): codes changes that were found on the device, there, with the snapshot's
-// units; the frames are written from the host.
+// write_compact_frames(): codes changes on the device, where they were found, with the units of the
+// snapshot. The host then writes the frames.
 #include <algorithm>
 
 #include "kernels/cuda/compact.h"
@@ -86,14 +86,14 @@ class CompactFrame {
       std::uint64_t position_at = coded_[i].entry.position_begin;
       std::uint64_t value_at = values_at_ + coded_[i].entry.value_begin * width_;
       for (const SliceChanges& found : blocks_[i].found) {
-        const std::uint64_t own = found.entry.count * found.entry.position_bytes;
+        const std::uint64_t stream_bytes = found.entry.count * found.entry.position_bytes;
         DRIFTLESS_RETURN_IF_ERROR(
             work_.stream.copy(work_.joined.data() + position_at,
-                              found.positions_dev + found.entry.position_begin, own));
+                              found.positions_dev + found.entry.position_begin, stream_bytes));
         DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(
             work_.joined.data() + value_at, found.values_dev + found.entry.value_begin * width_,
             found.entry.count * width_));
-        position_at += own;
+        position_at += stream_bytes;
         value_at += found.entry.count * width_;
       }
     }

@@ -11,13 +11,16 @@
 // Buckets in device memory are used in place; buckets on the host are copied to the device while
 // staging. A commit through maps is one launch per unit width, and one wait.
 //
-// Device memory beyond the weights and the parts that arrived there, which is kept for the next
-// version. For buckets: the values twice (to take back, and to read back), 88 bytes for each tensor
-// in each bucket and 12 for each 1024 changes, and the streams of buckets that arrived on the host.
-// For a sweep: 312 bytes for each map and 4 for each 128 KiB. Through maps: per changed unit 4
-// bytes and its width, and its width in the parameter again; 256 bytes for each 16384 changes of a
-// tensor and each map that they may lie in. For a full version: 32 MiB. Pinned memory: 16 MiB, and
-// the tables of a version.
+// Device memory, beyond the weights and the parts that arrived there; all of it is kept for the
+// next version:
+//   blocks that a road fetched there (road.h, fetch_to_device())
+//   buckets: the values twice (to take back, and to read back), 232 bytes for each tensor in each
+//     bucket, 12 bytes for each 1024 changes, and the streams of buckets that arrived on the host
+//   a sweep: 312 bytes for each map, and 4 for each 128 KiB
+//   changes through maps: per changed unit 4 bytes, its width, and its width in the parameter; 256
+//     bytes for each 16384 changes of a tensor and each map that they may lie in
+//   a full version: 32 MiB
+// Pinned memory: 16 MiB, and the tables of a version.
 #pragma once
 
 #include "plugin/publish/publisher_device.h"

@@ -7,8 +7,8 @@
 namespace driftless {
 namespace {
 
-// By way of the snapshot on the device: it takes the tensors, and frames are made from it, a bucket
-// at a time through pinned memory.
+// Copies the tensors into the snapshot on the device, then makes frames from the snapshot: one
+// bucket at a time is copied to pinned memory and written.
 class DeviceFullPayload final : public RankPayload {
  public:
   DeviceFullPayload(const PayloadContext& context, DeviceWork& work)

@@ -60,8 +60,8 @@ class DeviceMasked final : public MaskedDevice {
       return error(StatusCode::kInvalidArgument, "masked overwrite ", write,
                    " is of a version that is no longer staged");
     }
-    const Write& own = writes_[write - forgotten_];
-    return own.patch ? own.patch->scatter_strided(own.old, true, stream) : Status();
+    const Write& entry = writes_[write - forgotten_];
+    return entry.patch ? entry.patch->scatter_strided(entry.old, true, stream) : Status();
   }
 
  private:
@@ -102,9 +102,9 @@ class DeviceMasked final : public MaskedDevice {
 
   // Adds the tensor's changes that the map may have to parts_; old values from unit `old_begin` on.
   std::uint64_t add_parts(std::size_t tensor, const WeightMap& into, std::uint64_t old_begin) {
-    const Tensor& own = tensors_[tensor];
-    for (std::size_t i = 0; i < own.pieces.size(); ++i) {
-      const ChangePart found = part_of(own.pieces[i], into);
+    const Tensor& masked = tensors_[tensor];
+    for (std::size_t i = 0; i < masked.pieces.size(); ++i) {
+      const ChangePart found = part_of(masked.pieces[i], into);
       if (found.count == 0) continue;
       parts_.push_back(places_.part(first_place_[tensor] + i, found, old_begin));
       old_begin += found.count;

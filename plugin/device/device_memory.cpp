@@ -283,7 +283,7 @@ Result<DeviceStream> DeviceStream::make() {
   DRIFTLESS_RETURN_IF_ERROR(
       check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, least), "making a stream"));
   DeviceStream stream;
-  stream.stream_ = handle(made, [](void* own) { cudaStreamDestroy(native_stream(own)); });
+  stream.stream_ = handle(made, [](void* native) { cudaStreamDestroy(native_stream(native)); });
   return stream;
 }
 
@@ -313,7 +313,7 @@ Result<DeviceEvent> DeviceEvent::make() {
   DRIFTLESS_RETURN_IF_ERROR(
       check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event"));
   DeviceEvent event;
-  event.event_ = handle(made, [](void* own) { cudaEventDestroy(native_event(own)); });
+  event.event_ = handle(made, [](void* native) { cudaEventDestroy(native_event(native)); });
   return event;
 }
 

@@ -52,9 +52,9 @@ class DeviceBuffer {
   // Freed with the last reference.
   [[nodiscard]] const std::shared_ptr<std::byte>& memory() const { return memory_; }
   // Makes the buffer at least so large, of the same kind. If it grows, its contents are lost, so no
-  // work on it may be pending. Growing does not stop other work on the GPU: device memory grows in
-  // place, to what is needed; pinned memory up to kKept bytes is kept until the end, and grows at
-  // least by half.
+  // work on it may be pending; other work on the GPU is not stopped. Device memory grows in place,
+  // to what is needed. Pinned memory grows at least by half; replaced memory of up to kKept bytes
+  // is freed only with the buffer.
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:

@@ -41,11 +41,11 @@ struct SliceChanges {
   const std::byte* values_dev = nullptr;
   const std::uint64_t* sums = nullptr;
 };
-// Codes changes of one dtype in `compact` with the units of the snapshot, which lies on the device
-// and must not be changed yet, and writes them as frames numbered from `parts` on. The changes of a
-// block must be adjacent and ascending. Device memory, for at most 2^30 units or one block at a
-// time: 1/8 byte per unit; 12 bytes and three values per change. kNoSpace if there is less: then
-// `written` of `found` are on the road.
+// Codes changes of one dtype in `compact`, and writes them as frames numbered from `parts` on.
+// Codes are relative to the units of the snapshot, which lies on the device and must not be changed
+// yet. The changes of a block must be adjacent and ascending. Device memory, for at most 2^30 units
+// or one block at a time: 1/8 byte per unit; 12 bytes and three values per change. kNoSpace if
+// there is less: then `written` of `found` are on the road.
 [[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
                                           DType dtype, std::span<const SliceChanges> found,
                                           std::uint32_t& parts, PayloadFindings& findings,

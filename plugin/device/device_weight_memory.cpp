@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "kernels/device_hash.h"
 #include "plugin/device/gpu_context.h"
 
 namespace driftless {
@@ -169,10 +170,10 @@ bool made_of(const std::vector<MapGroup>& groups, std::span<const MapToSum> maps
     count += group.maps.size();
     if (!group.sweep || count > maps.size()) return false;
     for (std::size_t i = 0; i < group.maps.size(); ++i) {
-      const cuda::DigestMap& own = group.maps[i];
+      const cuda::DigestMap& mapped = group.maps[i];
       const auto& [map, key] = maps[group.numbers[i]];
-      if (own.data_dev != map->data || group.unit_bytes != map->unit_bytes ||
-          own.cast != map->cast || !(own.key == *key) || !(own.map == map->map)) {
+      if (mapped.data_dev != map->data || group.unit_bytes != map->unit_bytes ||
+          mapped.cast != map->cast || !(mapped.key == *key) || !(mapped.map == map->map)) {
         return false;
       }
     }
@@ -185,18 +186,19 @@ constexpr std::uint64_t kMapSumsBytes = cuda::kDigestMapSums * sizeof(std::uint6
 Status prepare_sweeps(const GpuContext& gpu, DeviceWorkspace& workspace,
                       std::vector<MapGroup>& groups) {
   std::uint64_t used = 0;
-  std::vector<std::pair<std::uint64_t, cuda::WorkspaceSize>> own;  // of each sweep: place, size
+  std::vector<std::pair<std::uint64_t, cuda::WorkspaceSize>>
+      sweep_spaces;  // of each sweep: place, size
   for (MapGroup& group : groups) {
     const cuda::WorkspaceSize size = cuda::MapSweep::workspace_size(group.maps, group.unit_bytes);
     group.sums_at = used;
     used += device_aligned(group.maps.size() * kMapSumsBytes);
-    own.emplace_back(used, size);
+    sweep_spaces.emplace_back(used, size);
     used += device_aligned(std::max(size.dev_bytes, size.host_bytes));
   }
   DRIFTLESS_RETURN_IF_ERROR(workspace.dev.reserve(used, MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(workspace.host.reserve(used, MemoryKind::kHost));
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto& [at, size] = own[i];
+    const auto& [at, size] = sweep_spaces[i];
     const cuda::Workspace work{workspace.dev.data() + at, size.dev_bytes,
                                workspace.host.data() + at, size.host_bytes};
     DRIFTLESS_ASSIGN_OR_RETURN(
@@ -227,14 +229,64 @@ void take_sums(const DeviceWorkspace& workspace, const MapGroup& group,
   }
 }
 
+// Memory for blocks that a road fetches.
+class DeviceArrivals final : public ArrivalMemory {
+ public:
+  explicit DeviceArrivals(std::shared_ptr<GpuContext> gpu) : gpu_(std::move(gpu)) {}
+
+  Result<DeviceSpace> take(std::uint64_t bytes) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    const std::uint64_t limit = gpu_->max_staging_bytes;
+    if (limit != 0 && bytes > limit) {
+      return error(StatusCode::kNoSpace, "a version's blocks take ", bytes,
+                   " bytes of the GPU's memory, at most ", limit, " are allowed");
+    }
+    const bool large = kept_.size() > std::max(kKeptBytes, 4 * bytes);
+    if (kept_.size() < bytes || large || !used_.expired()) {
+      kept_ = DeviceBuffer();
+      DRIFTLESS_ASSIGN_OR_RETURN(kept_, DeviceBuffer::make(std::max<std::uint64_t>(bytes, 1)));
+    }
+    DeviceSpace space{.device = gpu_->device,
+                      .allocation = kept_.memory(),
+                      .allocation_bytes = kept_.size(),
+                      .memory = std::shared_ptr<std::byte>(
+                          kept_.data(), [memory = kept_.memory()](std::byte*) {}),
+                      .copy = {}};
+    space.copy = [gpu = gpu_](std::byte* to_dev, std::span<const std::byte> from) -> Status {
+      DRIFTLESS_ASSIGN_OR_RETURN(const auto device, OnDevice::enter(gpu->device));
+      DRIFTLESS_RETURN_IF_ERROR(gpu->uploader.copy(to_dev, from, gpu->stream));
+      return gpu->stream.wait();
+    };
+    used_ = space.memory;
+    return space;
+  }
+
+  Result<std::vector<Hash128>> hash(
+      std::span<const std::span<const std::byte>> stretches) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    return device_xxh3_128(stretches);
+  }
+
+  [[nodiscard]] std::uint64_t held_bytes() const { return kept_.size(); }
+
+ private:
+  static constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;  // more only if it was used
+
+  std::shared_ptr<GpuContext> gpu_;
+  DeviceBuffer kept_;
+  std::weak_ptr<std::byte> used_;  // the version that uses kept_
+};
+
 class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
  public:
-  explicit DeviceWeightMemory(std::shared_ptr<GpuContext> gpu) : gpu_(std::move(gpu)) {}
+  explicit DeviceWeightMemory(std::shared_ptr<GpuContext> gpu)
+      : gpu_(std::move(gpu)), arrivals_(gpu_) {}
 
   [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kDevice; }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
+  [[nodiscard]] ArrivalMemory* arrivals() override { return &arrivals_; }
   [[nodiscard]] StagingMemory staging_memory() const override {
-    return {gpu_->staging.device_bytes + sweep_.dev.size(),
+    return {gpu_->staging.device_bytes + sweep_.dev.size() + arrivals_.held_bytes(),
             gpu_->staging.pinned_bytes + sweep_.host.size()};
   }
   [[nodiscard]] BucketMemory* buckets() override { return this; }
@@ -270,7 +322,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
                                            unsigned /*threads*/) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
-    // An engine may be waiting: keeps the tables if the maps are the same.
+    // The engine may be paused meanwhile: if the maps are the same, the tables are kept.
     if (!made_of(sweeps_, maps)) {
       sweeps_ = grouped(maps);
       DRIFTLESS_RETURN_IF_ERROR(prepare_sweeps(*gpu_, sweep_, sweeps_));
@@ -386,6 +438,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   DeviceWorkspace scratch_;       // for read() and write()
   DeviceWorkspace sweep_;         // separate, because a staged change may hold the context's
   std::vector<MapGroup> sweeps_;  // of the last sum_maps(), in sweep_
+  DeviceArrivals arrivals_;
 };
 
 }  // namespace

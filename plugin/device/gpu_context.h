@@ -72,8 +72,8 @@ class PlacePlan {
   std::uint64_t used_ = 0;
 };
 
-// Whether a bucket's streams can be used where they lie: on the device, and aligned like those of
-// frames in aligned memory.
+// Whether a bucket's streams can be used where they lie: they must be on the device, with the
+// alignment that a frame in aligned memory gives its streams.
 [[nodiscard]] inline bool usable_there(const SourceBucket& bucket) {
   constexpr std::uintptr_t kStreamAlignment = 8;
   const auto address = reinterpret_cast<std::uintptr_t>(bucket.view.positions.data()) |

@@ -30,30 +30,30 @@ Status SliceDiffer::open(const DeviceStream& work) {
 Status SliceDiffer::stage(Lane& lane) {
   std::uint64_t bytes = 0;
   for (const SlicePiece& piece : lane.pieces) {
-    const std::uint64_t own = device_aligned(piece.units * lane.unit_bytes);
-    bytes += (piece.old_kind == MemoryKind::kHost ? own : 0) +
-             (piece.new_kind == MemoryKind::kHost ? own : 0);
+    const std::uint64_t piece_bytes = device_aligned(piece.units * lane.unit_bytes);
+    bytes += (piece.old_kind == MemoryKind::kHost ? piece_bytes : 0) +
+             (piece.new_kind == MemoryKind::kHost ? piece_bytes : 0);
   }
   if (bytes > lane.staged.size()) DRIFTLESS_RETURN_IF_ERROR(work_->wait());
   DRIFTLESS_RETURN_IF_ERROR(lane.staged.reserve(bytes, MemoryKind::kDevice));
   if (bytes != 0) DRIFTLESS_RETURN_IF_ERROR(lane.read.hold(copies_));
   std::byte* at = lane.staged.data();
   const auto bring = [&](const std::byte* data, MemoryKind kind,
-                         std::uint64_t own) -> Result<const std::byte*> {
+                         std::uint64_t piece_bytes) -> Result<const std::byte*> {
     if (kind == MemoryKind::kDevice) return data;
     std::byte* const to = at;
-    at += device_aligned(own);
-    DRIFTLESS_RETURN_IF_ERROR(copies_.copy(to, data, own));
+    at += device_aligned(piece_bytes);
+    DRIFTLESS_RETURN_IF_ERROR(copies_.copy(to, data, piece_bytes));
     return to;
   };
   lane.tensors.clear();
   lane.old_dev.clear();
   for (const SlicePiece& piece : lane.pieces) {
-    const std::uint64_t own = piece.units * lane.unit_bytes;
+    const std::uint64_t piece_bytes = piece.units * lane.unit_bytes;
     DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const before,
-                               bring(piece.old_data, piece.old_kind, own));
+                               bring(piece.old_data, piece.old_kind, piece_bytes));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const after,
-                               bring(piece.new_data, piece.new_kind, own));
+                               bring(piece.new_data, piece.new_kind, piece_bytes));
     lane.tensors.push_back({before, after, piece.first_unit, piece.huge});
     lane.old_dev.push_back(before);
   }

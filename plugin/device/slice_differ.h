@@ -20,8 +20,8 @@ struct SlicePiece {
   MemoryKind new_kind = MemoryKind::kDevice;
 };
 
-// The changes found in a slice, all in device memory. Valid, for work that is queued before
-// release(), until the slice after the next one starts.
+// The changes found in a slice, all in device memory. Only work that is queued before release() may
+// use them. They stay valid until the second slice after this one starts.
 struct SliceResults : cuda::DiffBatch::Results {
   std::span<const SlicePiece> pieces;
   std::span<const std::byte* const> old_dev;  // the old side of each piece

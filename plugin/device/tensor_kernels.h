@@ -3,8 +3,8 @@
 // driftless_device; includes no CUDA header.
 //
 // A call queues its work on the stream (cudaStream_t; null: the default one), behind what is
-// already queued there, and returns when the work is done, because its workspace is freed on
-// return. The device of the tensors must be current (check_device()). For batches without waits use
+// already queued there. It returns when the work is done, because it then frees its workspace. The
+// device of the tensors must be current (check_device()). For batches without waits use
 // kernels/cuda/operations.h.
 #pragma once
 

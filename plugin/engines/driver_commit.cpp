@@ -112,7 +112,7 @@ EngineCall on_begun(DriverState& d, const EngineAnswer& answer) {
     d.remember(answer.status.with_context("its update did not begin"));
     return d.make(Phase::kSessionLeft, EngineOp::kAsk);  // it may have begun nevertheless
   }
-  return d.told_label ? d.make(Phase::kProof, EngineOp::kAsk) : write(d);
+  return d.must_correct_label ? d.make(Phase::kProof, EngineOp::kAsk) : write(d);
 }
 
 namespace {
@@ -138,7 +138,7 @@ bool is_staged_version(const DriverState& d, const Held& held) {
 EngineCall on_proof(DriverState& d, const EngineAnswer& answer) {
   const Held held = held_by(answer.ranks);
   const bool here = answer.status.ok() && d.same_processes(answer.ranks);
-  if (d.told_label) return d.holds_still(answer) ? finish(d) : label_not_proven(d, answer);
+  if (d.must_correct_label) return d.holds_still(answer) ? finish(d) : label_not_proven(d, answer);
   if (here && is_staged_version(d, held)) {
     d.reached = d.result.updated = d.result.known = true;
     d.result.identity = held.one;
@@ -177,7 +177,7 @@ EngineCall on_undone(DriverState& d, const EngineAnswer& answer) {
 EngineCall finish(DriverState& d) {
   if (!d.options.session) return label_and_resume(d);
   EngineCall finish{.op = EngineOp::kFinish};
-  if (d.reached || d.told_label) {
+  if (d.reached || d.must_correct_label) {
     finish.label = d.wanted_label();
   }
   return d.make(Phase::kFinishing, std::move(finish));
@@ -190,7 +190,7 @@ EngineCall on_finished(DriverState& d, const EngineAnswer& answer) {
     return d.stay_paused(concat(d.problem.message(), "; its update was not finished"));
   }
   if (!answer.status.ok()) return d.make(Phase::kSessionLeft, EngineOp::kAsk);
-  if (d.reached && !d.told_label) d.labelled = d.result.identity;
+  if (d.reached && !d.must_correct_label) d.labelled = d.result.identity;
   return label_and_resume(d);
 }
 
@@ -203,7 +203,7 @@ EngineCall on_session_left(DriverState& d, const EngineAnswer& answer) {
   if (!answer.status.ok() && d.refused && !tried && !d.wrote) return leave(d, d.problem);
   const Status unfinished = d.finish_problem.with_context("its update was not finished");
   if (!d.holds_still(answer)) {
-    d.told_label = true;
+    d.must_correct_label = true;
     if (!answer.status.ok()) d.remember(unfinished);
     return label_not_proven(d, answer);
   }

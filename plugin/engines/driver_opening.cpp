@@ -21,7 +21,7 @@ EngineCall on_first_ask(DriverState& d, const EngineAnswer& answer) {
     const bool paused = d.pause == PauseState::kPaused;
     d.result.left_paused = paused;
     return d.end(error(answer.status.code(), answer.status.message(),
-                       "; the engine does not say what it holds, so it is left ",
+                       "; the engine does not report what it holds, so it is left ",
                        paused ? "paused" : "as it is"));
   }
   if (!d.same_processes(answer.ranks)) d.labelled.reset();

@@ -18,10 +18,10 @@ bool label_fits(const DriverState& d, const std::string& label);
 // Ends a request that wrote nothing. Resumes the engine if its ranks are known to hold one version.
 EngineCall leave(DriverState& d, const Status& problem) {
   d.remember(problem);
-  if (d.told_label && d.pause == PauseState::kPaused) {
+  if (d.must_correct_label && d.pause == PauseState::kPaused) {
     return d.stay_paused(concat(d.problem.message(), "; its label is not that of what it holds"));
   }
-  if (d.told_label) {
+  if (d.must_correct_label) {
     return d.end(error(d.problem.code(), d.problem.message(),
                        "; its label is not that of what it holds, and it is left as it is"));
   }
@@ -40,14 +40,15 @@ EngineCall leave(DriverState& d, const Status& problem) {
   if (!d.result.known && !d.paused_running) {
     if (d.problem.ok()) return d.end({});
     return d.end(error(d.problem.code(), d.problem.message(),
-                       "; nobody can say what the engine holds, so it is left as it is"));
+                       "; it is unknown what the engine holds, so it is left as it is"));
   }
   const bool staged = std::ranges::any_of(
       d.result.replies, [](const RankReply& reply) { return reply.staged_version.has_value(); });
   if (d.first && !d.brought && staged) {
     d.result.left_paused = d.pause == PauseState::kPaused;
-    return d.end(error(d.problem.code(), d.problem.message(),
-                       "; a commit of the driver before may still come, so it is left as it is"));
+    return d.end(
+        error(d.problem.code(), d.problem.message(),
+              "; a commit of the previous driver may still arrive, so it is left as it is"));
   }
   return label_and_resume(d);
 }
@@ -61,7 +62,7 @@ EngineCall label_and_resume(DriverState& d) {
 namespace {
 
 EngineCall go_on(DriverState& d) {
-  d.told_label = false;
+  d.must_correct_label = false;
   if (d.tidying) return d.make(Phase::kFirstClear, EngineOp::kClearCache);
   return d.first || d.dirty ? clear(d) : resume(d);
 }
@@ -70,7 +71,7 @@ EngineCall go_on(DriverState& d) {
 
 Status stale_cache() {
   return error(StatusCode::kBusy,
-               "the prefix cache was not cleared and holds what the old weights made");
+               "the prefix cache was not cleared and holds entries of the old weights");
 }
 
 namespace {
@@ -120,7 +121,7 @@ EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
   if (!answer.status.ok() && !none) {
     if (serves) d.remember(d.finish_problem);
     d.remember(answer.status);
-    d.told_label = !serves;  // the label is unknown: do not resume
+    d.must_correct_label = !serves;  // the label is unknown: do not resume
     return serves ? d.end(d.problem) : leave(d, d.problem);
   }
   const std::string wanted = d.wanted_label();
@@ -129,8 +130,8 @@ EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
     d.labelled = d.result.identity;
     return serves ? d.end(d.problem) : go_on(d);
   }
-  if (std::exchange(d.told_label, true) || d.corrections++ == kCorrections) {
-    return leave(d, error(StatusCode::kMismatch, "says that it serves version ",
+  if (std::exchange(d.must_correct_label, true) || d.corrections++ == kCorrections) {
+    return leave(d, error(StatusCode::kMismatch, "reports that it serves version ",
                           shown(answer.label), ", expected ", wanted));
   }
   return d.make(Phase::kBeforeLabel, EngineOp::kAsk);

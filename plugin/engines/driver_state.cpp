@@ -22,8 +22,8 @@ Held held_by(const std::vector<RankReply>& replies) {
       held.kind = Held::kTorn;
       return held;
     }
-    const bool told = reply.state != "closed" && reply.state != "unknown";
-    if (!told && holds.run.empty() && holds.digest.empty()) held.kind = Held::kUnknown;
+    const bool reports_state = reply.state != "closed" && reply.state != "unknown";
+    if (!reports_state && holds.run.empty() && holds.digest.empty()) held.kind = Held::kUnknown;
     if (holds != held.one && held.kind == Held::kOne) held.kind = Held::kDiffer;
   }
   return held;
@@ -66,7 +66,7 @@ EngineCall DriverState::stay_paused(const std::string& why) {
   result.left_paused = true;
   first = first || wrote;  // a late commit may still arrive: the next request drops what is staged
   return end(error(problem.ok() ? StatusCode::kMismatch : problem.code(), why,
-                   "; the engine is left paused, because it must not serve what nobody can name: ",
+                   "; the engine is left paused, because its weights may be no version of the run: "
                    "publish a full version, or restart it"));
 }
 
@@ -134,7 +134,7 @@ std::string DriverState::fingerprint() const {
              to_string(pending.op), "/", call.version, "/", static_cast<int>(pause), "/", tries,
              "/", stage_attempts, "/", corrections, "/", staged, "/", stagings);
   for (const bool flag : {first, dirty, reopened, brought, tidying, paused_running, staged_already,
-                          wrote, reached, told_label, refused, result.known, result.updated,
+                          wrote, reached, must_correct_label, refused, result.known, result.updated,
                           problem.ok(), finish_problem.ok(), options.session}) {
     text += flag ? '1' : '0';
   }

@@ -82,7 +82,7 @@ struct DriverState {
   EngineCall call, pending;  // the call under way; the call to make after a wait
   EngineGoal goal;
   DriverResult result;
-  std::vector<std::string> processes;  // answered this request's first question
+  std::vector<std::string> processes;  // the processes that answered this request's first call
   PauseState pause = PauseState::kUnknown;
   bool first = true;   // an earlier driver may have left anything behind
   bool dirty = false;  // the caches hold results of older weights
@@ -90,9 +90,10 @@ struct DriverState {
   bool tidying = false;  // clears what an earlier driver left; the request continues afterwards
   bool paused_running = false;  // the engine was running when this request paused it
   bool wrote = false, reached = false;
-  bool refused = false;     // the engine answered that its session did not begin
-  bool told_label = false;  // the label is wrong or unknown: do not resume before it is corrected
-  int corrections = 0;      // label corrections in this request
+  bool refused = false;  // the engine answered that its session did not begin
+  bool must_correct_label =
+      false;            // the label is wrong or unknown: do not resume before it is corrected
+  int corrections = 0;  // label corrections in this request
   std::optional<EngineIdentity> before;  // held by all ranks before the write
   // The engine's label in `processes` is known to name this identity.
   std::optional<EngineIdentity> labelled;

@@ -16,7 +16,7 @@ EngineCall start(DriverState& d, Request request) {
   d.result = {};
   d.problem = d.finish_problem = {};
   d.reopened = d.brought = d.tidying = d.paused_running = d.wrote = d.reached = false;
-  d.told_label = false;
+  d.must_correct_label = false;
   d.corrections = 0;
   d.before.reset();
   d.stage_attempts = 0;
@@ -40,7 +40,7 @@ bool is_repeated(const DriverState& d, const EngineAnswer& answer) {
     case Phase::kClearing:
     case Phase::kResuming:
     case Phase::kBeforeLabel: return true;
-    case Phase::kBeginning: return d.told_label;
+    case Phase::kBeginning: return d.must_correct_label;
     case Phase::kReadLabel:
       return d.pause != PauseState::kRunning && answer.status.code() != StatusCode::kUnsupported;
     default: return false;

@@ -40,7 +40,7 @@ class EngineDriver {
   [[nodiscard]] EngineCall next(const EngineAnswer& answer);
   [[nodiscard]] const DriverResult& result() const { return state_.result; }
   // Takes the answer to a kAsk made between two requests: the engine may be paused.
-  void heard(const EngineAnswer& answer) { state_.take(answer); }
+  void take(const EngineAnswer& answer) { state_.take(answer); }
   void set_stage_ms(std::int64_t stage_ms) { state_.options.stage_ms = stage_ms; }
   [[nodiscard]] PauseState pause_state() const { return state_.pause; }
   // The whole state as text: two drivers with equal text behave alike.

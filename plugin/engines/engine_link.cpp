@@ -63,7 +63,7 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
     try {
       call.body = body->dump();
     } catch (const Json::exception&) {
-      reply.status = error(StatusCode::kInvalidArgument, name, ": what is to be said is not UTF-8");
+      reply.status = error(StatusCode::kInvalidArgument, name, ": the request is not UTF-8");
       return reply;
     }
   }

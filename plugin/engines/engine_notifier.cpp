@@ -9,7 +9,7 @@
 #include "core/line_log.h"
 #include "core/stopwatch.h"
 #include "formats/version_dir.h"
-#include "plugin/engines/told_transport.h"
+#include "plugin/engines/notified_transport.h"
 
 namespace driftless {
 namespace {
@@ -36,9 +36,10 @@ bool is_version_name(std::string_view name) {
 }  // namespace
 
 // One engine, used by the thread that notifies it.
-class ToldEngine {
+class NotifiedEngine {
  public:
-  ToldEngine(const EngineEndpoint& engine, const NotifyOptions& options, const HttpFunction& http)
+  NotifiedEngine(const EngineEndpoint& engine, const NotifyOptions& options,
+                 const HttpFunction& http)
       : transport_(engine, options, http), driver_(driver_options()) {}
 
   [[nodiscard]] EngineResult notify(const PublishedVersions& versions, std::uint64_t newest,
@@ -55,22 +56,23 @@ class ToldEngine {
     const DriverResult done =
         run_request(driver_, driver_.begin_update(std::move(goal)), transport_);
     const bool serves_on = done.left_paused && !transport_.pauses();
-    Status status = done.status.ok() || !serves_on
-                        ? done.status
-                        : error(done.status.code(), done.status.message(),
-                                " (it was told of the version unpaused, and serves on)");
+    Status status =
+        done.status.ok() || !serves_on
+            ? done.status
+            : error(done.status.code(), done.status.message(),
+                    " (it was notified of the version without a pause, and keeps serving)");
     return {transport_.name(), std::move(status), done.left_paused && !serves_on, watch.lap_ms()};
   }
 
  private:
-  ToldTransport transport_;
+  NotifiedTransport transport_;
   EngineDriver driver_;
 };
 
 EngineNotifier::EngineNotifier(NotifyOptions options, const HttpFunction& http)
     : options_(std::move(options)) {
   for (const EngineEndpoint& engine : options_.engines) {
-    engines_.push_back(std::make_unique<ToldEngine>(engine, options_, http));
+    engines_.push_back(std::make_unique<NotifiedEngine>(engine, options_, http));
   }
 }
 
@@ -78,8 +80,8 @@ EngineNotifier::~EngineNotifier() = default;
 
 std::vector<EngineResult> EngineNotifier::notify(const PublishedVersion& version,
                                                  const Deadline& deadline) {
-  PublishedVersion& told = versions_.insert_or_assign(version.version, version).first->second;
-  if (told.run.empty()) told.run = kUnnamedRun;
+  PublishedVersion& stored = versions_.insert_or_assign(version.version, version).first->second;
+  if (stored.run.empty()) stored.run = kUnnamedRun;
   std::vector<EngineResult> results(engines_.size());
   std::vector<std::function<void()>> joins;
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -110,7 +112,7 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
     return error(StatusCode::kInvalidArgument, "engine ", shown(without_users(engine.url)),
                  engine.action
                      ? ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it"
-                     : ": it has no action, so there is nothing to tell it");
+                     : ": it has no action, so it is not notified");
   }
   if (options.timeout.count() <= 0 || options.retry_wait.count() < 0) {
     return error(StatusCode::kInvalidArgument, "engines: timeout ", options.timeout.count(),
@@ -127,8 +129,8 @@ Result<PublishedVersion> read_published_version(FileSystem& fs, const std::strin
   DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory found, open_version(fs, source_dir, version));
   if (!found.manifest) {
     return error(StatusCode::kIncomplete, found.path,
-                 ": has no manifest, so that nothing tells its run: engines are told of versions "
-                 "of Driftless only");
+                 ": has no manifest, so its run is unknown: engines are notified only of versions "
+                 "that Driftless published");
   }
   return PublishedVersion{.source_dir = source_dir,
                           .version_dir = found.path,

@@ -63,9 +63,9 @@ struct EngineResult {
 // Replies are untrusted: at most 64 MiB, strict JSON. Redirects are not followed, and proxies of
 // the environment are not used. The notifier retries a call that could not be made, was not
 // answered in time, or was answered with a status of 500 or above. A refusal (4xx, or "success":
-// false) is final. Retries are safe: to pull a version that is there, to load the same files or to
-// overwrite with the same values changes nothing.
-class ToldEngine;  // one engine and its driver
+// false) is final. Retries are safe: pulling a version again, loading the same files again or
+// overwriting with the same values changes nothing.
+class NotifiedEngine;  // one engine and its driver
 
 class EngineNotifier {
  public:
@@ -85,7 +85,7 @@ class EngineNotifier {
   EngineNotifier(NotifyOptions options, const HttpFunction& http);
 
   const NotifyOptions options_;
-  std::vector<std::unique_ptr<ToldEngine>> engines_;
+  std::vector<std::unique_ptr<NotifiedEngine>> engines_;
   PublishedVersions versions_;  // published versions, for engines that missed some
 };
 

@@ -98,7 +98,7 @@ class Search {
       const Json& json, const RankReply& reply, std::set<std::uint64_t>& suspects) const {
     if (!json.contains("blocks")) {
       return error(StatusCode::kUnsupported, transport_.name(), ": rank ", reply.rank,
-                   " tells no blocks", reply.error.empty() ? "" : ": ", reply.error);
+                   " reports no blocks", reply.error.empty() ? "" : ": ", reply.error);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Json* blocks, json_array(json, "blocks", transport_.name()));
     DRIFTLESS_ASSIGN_OR_RETURN(const Json* others, json_array(json, "disagree", transport_.name()));
@@ -236,7 +236,7 @@ Result<DifferentPlaces> find_places(EngineTransport& transport, const Checkpoint
     const auto number = checkpoint.layout().find(tensor.tensor);
     const bool differs =
         tensor.verdict == ShareVerdict::kDiffers || suspects.contains(tensor.tensor);
-    if (tensor.verdict == ShareVerdict::kCannotTell) found.not_compared.push_back(tensor.tensor);
+    if (tensor.verdict == ShareVerdict::kUnknown) found.not_compared.push_back(tensor.tensor);
     if (!differs || !number || found.more) continue;
     DRIFTLESS_RETURN_IF_ERROR(
         search.look_into(static_cast<std::uint32_t>(*number), regions[tensor.tensor]));

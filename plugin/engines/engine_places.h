@@ -5,10 +5,12 @@
 // search asks first for the shares of all tensors, then for the block digests of the tensors that
 // differ, then for the elements of the blocks that differ. Requests contain only names and numbers.
 //
-//   tensor ""              engine_shares.h's lists, and "suspects": [name, ...]
-//   tensor, no units       {"block_units": n, "blocks": [digest, ...], "disagree": [block, ...]}
-//   tensor, first, units   {"copies": [[parameter, [[first, units], ...], values, [foreign, ...]],
-//                           ...]}                                          beside each rank's reply
+// The arguments of each request, and the keys that it adds to each rank's reply:
+//
+// - tensor "": engine_shares.h's keys, and "suspects": [name, ...]
+// - tensor, no units: "block_units": n, "blocks": [digest, ...], "disagree": [block, ...]
+// - tensor, first, units: "copies": [copy, ...], each copy of the form
+//   [parameter, [[first, units], ...], values, [foreign, ...]]
 #pragma once
 
 #include "formats/checkpoint.h"

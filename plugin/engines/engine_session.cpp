@@ -42,7 +42,7 @@ class DrivenSession final : public EngineSession {
     const DriverResult result =
         run_request(driver_, driver_.begin_update(std::move(wanted)), *transport_);
     times = result.times;
-    first_.heard(result.replies);
+    first_.add(result.replies);
     const bool still = result.known && result.identity == held_;
     lost_ = !result.replies.empty() && !still;
     DRIFTLESS_RETURN_IF_ERROR(result.status);
@@ -53,17 +53,17 @@ class DrivenSession final : public EngineSession {
   Status check(std::uint64_t version) override {
     EngineCall ask{.op = EngineOp::kReadLabel};
     ask.must = true;
-    const EngineAnswer said = transport_->carry(ask);
-    const StatusCode code = said.status.code();
+    const EngineAnswer answer = transport_->carry(ask);
+    const StatusCode code = answer.status.code();
     if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded) ++unanswered_;
     const bool none = code == StatusCode::kUnsupported;  // the engine keeps no label
-    if (!none) DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
+    if (!none) DRIFTLESS_RETURN_IF_ERROR(answer.status.with_context(transport_->name()));
     const bool gone = std::exchange(unanswered_, 0) > 1;
     if (version == 0) return {};
-    if (none || said.label == std::to_string(version)) return check_identity(none && gone);
-    return error(StatusCode::kMismatch, transport_->name(), ": says that it serves version ",
-                 shown(said.label), ", expected ", version,
-                 ": it was started anew, or somebody else has changed it since");
+    if (none || answer.label == std::to_string(version)) return check_identity(none && gone);
+    return error(StatusCode::kMismatch, transport_->name(), ": reports that it serves version ",
+                 shown(answer.label), ", expected ", version,
+                 ": it was restarted, or another client changed its weights");
   }
 
   [[nodiscard]] bool lost() const override { return lost_; }
@@ -80,15 +80,15 @@ class DrivenSession final : public EngineSession {
     EngineCall ask{.op = EngineOp::kAsk};
     ask.must = ask.quiet = true;
     ask.pause = driver_.pause_state();
-    const EngineAnswer said = transport_->carry(ask);
-    driver_.heard(said);
-    DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
-    for (const RankReply& reply : said.ranks) {
+    const EngineAnswer answer = transport_->carry(ask);
+    driver_.take(answer);
+    DRIFTLESS_RETURN_IF_ERROR(answer.status.with_context(transport_->name()));
+    for (const RankReply& reply : answer.ranks) {
       const bool silent = reply.process.empty() && reply.state == "unknown";  // it reports nothing
       if ((silent && !gone) || reply.holds == held_) continue;
       return error(StatusCode::kMismatch, transport_->name(), ": rank ", reply.rank, " holds ",
                    to_string(reply.holds), ", expected ", to_string(held_),
-                   ": it was started anew, or somebody else has changed it since");
+                   ": it was restarted, or another client changed its weights");
     }
     return {};
   }

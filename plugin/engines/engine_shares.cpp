@@ -56,7 +56,7 @@ struct TensorShares {
   std::string unproven;                                         // reason and rank
 };
 
-TensorVerdict judge(const std::string& name, const TensorShares& said) {
+TensorVerdict judge(const std::string& name, const TensorShares& shares) {
   TensorVerdict result;
   result.tensor = name;
   const auto verdict = [&](ShareVerdict found, std::string why) {
@@ -66,7 +66,7 @@ TensorVerdict judge(const std::string& name, const TensorShares& said) {
   };
   std::map<std::string_view, std::pair<std::int64_t, const RankShare*>> regions;
   std::uint64_t units = 0, of_units = 0;
-  for (const auto& [rank, share] : said.held) {
+  for (const auto& [rank, share] : shares.held) {
     if (share->manifest && result.manifest && *share->manifest != *result.manifest) {
       return verdict(ShareVerdict::kDiffers, "the ranks know different digests of it");
     }
@@ -84,18 +84,18 @@ TensorVerdict judge(const std::string& name, const TensorShares& said) {
                                                     " hold the same elements with different bits"));
     }
   }
-  if (!said.unproven.empty()) return verdict(ShareVerdict::kCannotTell, said.unproven);
-  if (said.held.empty()) return verdict(ShareVerdict::kCannotTell, "no rank holds any of it");
+  if (!shares.unproven.empty()) return verdict(ShareVerdict::kUnknown, shares.unproven);
+  if (shares.held.empty()) return verdict(ShareVerdict::kUnknown, "no rank holds any of it");
   if (units != of_units) {
-    return verdict(ShareVerdict::kCannotTell,
+    return verdict(ShareVerdict::kUnknown,
                    concat("the ranks' shares have ", units, " of its ", of_units, " elements"));
   }
   if (!result.manifest) {
-    return verdict(ShareVerdict::kCannotTell, "the run does not tell its digest");
+    return verdict(ShareVerdict::kUnknown, "the run does not list its digest");
   }
   if (result.sum == *result.manifest) return result;
   std::string holders;
-  for (const auto& [rank, share] : said.held) {
+  for (const auto& [rank, share] : shares.held) {
     holders += concat(holders.empty() ? "" : ", ", rank);
   }
   return verdict(ShareVerdict::kDiffers,
@@ -140,13 +140,13 @@ std::string disagreement(const std::vector<RankShares>& ranks, EngineProof& proo
 std::string summary(const EngineProof& proof) {
   std::string text;
   std::size_t shown = 0;
-  for (const ShareVerdict kind : {ShareVerdict::kDiffers, ShareVerdict::kCannotTell}) {
+  for (const ShareVerdict kind : {ShareVerdict::kDiffers, ShareVerdict::kUnknown}) {
     for (const TensorVerdict& tensor : proof.tensors) {
       if (tensor.verdict != kind || shown == kNamesShown) continue;
       text += concat(shown++ == 0 ? "" : "; ", "tensor '", tensor.tensor, "': ", tensor.why);
     }
   }
-  const std::uint64_t rest = proof.differing + proof.untold - shown;
+  const std::uint64_t rest = proof.differing + proof.unknown - shown;
   return rest == 0 ? text : concat(text, "; and ", rest, " more");
 }
 
@@ -158,7 +158,7 @@ Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view wh
   if (!json.contains("shares")) {
     result.error = reply.error;
     if (!reply.error.empty()) return result;
-    return error(StatusCode::kUnsupported, what, ": rank ", reply.rank, " tells no shares");
+    return error(StatusCode::kUnsupported, what, ": rank ", reply.rank, " reports no shares");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* shares, json_array(json, "shares", what));
   for (const Json& row : *shares) {
@@ -188,18 +188,18 @@ EngineProof add_up(const std::vector<RankShares>& ranks) {
   EngineProof proof;
   proof.why = disagreement(ranks, proof);
   if (!proof.why.empty()) return proof;
-  for (const auto& [name, said] : by_tensor(ranks)) {
-    proof.tensors.push_back(judge(name, said));
+  for (const auto& [name, shares] : by_tensor(ranks)) {
+    proof.tensors.push_back(judge(name, shares));
     proof.sum += proof.tensors.back().sum;
     switch (proof.tensors.back().verdict) {
       case ShareVerdict::kProven: ++proof.proven; break;
       case ShareVerdict::kDiffers: ++proof.differing; break;
-      case ShareVerdict::kCannotTell: ++proof.untold; break;
+      case ShareVerdict::kUnknown: ++proof.unknown; break;
     }
   }
-  proof.verdict = proof.differing > 0                     ? ShareVerdict::kDiffers
-                  : proof.untold > 0 || proof.proven == 0 ? ShareVerdict::kCannotTell
-                                                          : ShareVerdict::kProven;
+  proof.verdict = proof.differing > 0                      ? ShareVerdict::kDiffers
+                  : proof.unknown > 0 || proof.proven == 0 ? ShareVerdict::kUnknown
+                                                           : ShareVerdict::kProven;
   proof.why = proof.tensors.empty() ? "the ranks hold no tensor" : summary(proof);
   // The tensors' digests belong to the version that the ranks report.
   if (proof.verdict == ShareVerdict::kProven && to_hex(proof.sum) != proof.holds.digest) {
@@ -220,7 +220,7 @@ nlohmann::ordered_json proof_to_json(const EngineProof& proof, const std::vector
   json["sum"] = to_hex(proof.sum);
   json["proven"] = proof.proven;
   json["differing"] = proof.differing;
-  json["cannot_tell"] = proof.untold;
+  json["cannot_tell"] = proof.unknown;
   if (!proof.why.empty()) json["why"] = proof.why;
   json["ranks"] = nlohmann::ordered_json::array();
   for (const RankShares& rank : ranks) {
@@ -280,7 +280,7 @@ Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, P
   return {};
 }
 
-void FirstProof::heard(const std::vector<RankReply>& replies) {
+void FirstProof::add(const std::vector<RankReply>& replies) {
   if (processes_ != processes_of(replies)) processes_.clear();
 }
 

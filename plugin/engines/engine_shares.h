@@ -3,8 +3,11 @@
 // the elements that it has. The sum over all ranks, with each element counted once, must equal the
 // tensor's digest in the version's manifest.
 //
-//   {..., "shares": [[name, elements, of elements, region, digest, manifest's digest], ...],
-//         "unproven": [[name, why], ...], "absent": [name, ...]}               of each rank
+// The reply of each rank has these keys:
+//
+//   "shares": [[name, its elements, the tensor's elements, region, digest, manifest's digest], ...]
+//   "unproven": [[name, why], ...]
+//   "absent": [name, ...]
 //
 // `region` identifies the set of elements. Ranks with the same region are replicas: they count once
 // and must have the same digest. The manifest's digest is empty if the rank does not know it.
@@ -35,7 +38,7 @@ struct RankShares {
 // kCorrupt if the reply has another form.
 [[nodiscard]] Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view what);
 
-enum class ShareVerdict : unsigned char { kProven, kDiffers, kCannotTell };
+enum class ShareVerdict : unsigned char { kProven, kDiffers, kUnknown };
 [[nodiscard]] std::string_view to_string(ShareVerdict verdict);
 
 struct TensorVerdict {
@@ -47,10 +50,10 @@ struct TensorVerdict {
 };
 
 struct EngineProof {
-  ShareVerdict verdict = ShareVerdict::kCannotTell;
+  ShareVerdict verdict = ShareVerdict::kUnknown;
   EngineIdentity holds;                // reported by all ranks, if they agree
   std::vector<TensorVerdict> tensors;  // by name
-  std::uint64_t proven = 0, differing = 0, untold = 0;
+  std::uint64_t proven = 0, differing = 0, unknown = 0;
   Digest sum;       // over all ranks and tensors; must equal the digest in `holds`
   std::string why;  // one line, with the first tensors' names; empty if proven
 };
@@ -79,7 +82,7 @@ class FirstProof {
                            PauseState pause);
   // Takes the replies to every later request: if another server process answers, it is checked,
   // too.
-  void heard(const std::vector<RankReply>& replies);
+  void add(const std::vector<RankReply>& replies);
 
  private:
   std::vector<std::string> processes_;  // already checked

@@ -28,19 +28,19 @@ class InProcessTransport final : public EngineTransport {
       case EngineOp::kRollback: return ask("driftless_rollback", {{"version", call.version}});
       case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}});
       case EngineOp::kRead: return ask("driftless_read", read_arguments(call));
-      default: return tell(call);
+      default: return carry_out(call);
     }
   }
 
  private:
-  [[nodiscard]] Result<Json> say(const std::string& operation, const Json& arguments) {
+  [[nodiscard]] Result<Json> request(const std::string& operation, const Json& arguments) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, call_(operation, arguments.dump()));
     return parse_json(text, concat("the engine's answer to ", operation));
   }
 
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments) {
     const auto call = [&](const std::string& asked, const Json& given) {
-      return say("rpc", {{"method", asked}, {"kwargs", given}});
+      return request("rpc", {{"method", asked}, {"kwargs", given}});
     };
     Result<std::vector<RankReply>> replies =
         ask_ranks(call, method, std::move(arguments), "the engine");
@@ -48,13 +48,13 @@ class InProcessTransport final : public EngineTransport {
     return {.ranks = std::move(*replies)};
   }
 
-  [[nodiscard]] EngineAnswer tell(const EngineCall& call) {
+  [[nodiscard]] EngineAnswer carry_out(const EngineCall& call) {
     Json arguments = Json::object();
     if (call.op == EngineOp::kWrite) {
       arguments = {{"version", call.version}, {"ticket", call.ticket}, {"nonce", new_nonce()}};
     }
     if (!call.label.empty()) arguments["label"] = call.label;
-    const Result<Json> answer = say(std::string(to_string(call.op)), arguments);
+    const Result<Json> answer = request(std::string(to_string(call.op)), arguments);
     if (!answer.ok()) return {.status = answer.status()};
     return {.label = answer->is_string() ? answer->get<std::string>() : std::string()};
   }

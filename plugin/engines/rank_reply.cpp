@@ -133,7 +133,7 @@ std::string words_of_ranks(const std::vector<RankReply>& replies) {
     if (reply.error.empty()) continue;
     words += concat(words.empty() ? "" : "; ", "rank ", reply.rank, ": ", reply.error);
   }
-  return words.empty() ? "no rank said why" : words;
+  return words.empty() ? "no rank gave a reason" : words;
 }
 
 std::string holdings_of_ranks(const std::vector<RankReply>& replies) {

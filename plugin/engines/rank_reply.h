@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The replies of an engine's ranks to our workers' calls (plugin/receive/worker_reply.h).
 //
-//   {"nonce","rank","process","ok","error","state","version","staged_version","run","follows",
-//    "digest","session","updating",...}                                           of each rank
+// Each rank's reply is an object with the keys "nonce", "rank", "process", "ok", "error", "state",
+// "version", "staged_version", "run", "follows", "digest", "session", "updating" and others.
 //
 // If an engine's reply queue has slipped, each call receives the answer to the call before. So an
-// answer counts only if it carries a nonce of this question or of its repetition.
+// answer counts only if it carries the nonce of this call or of its repetition.
 #pragma once
 
 #include <cstdint>

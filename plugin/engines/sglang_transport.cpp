@@ -146,8 +146,8 @@ class SglangTransport final : public EngineTransport {
 
   // `reads`: a call that only reads does not end another client's update.
   [[nodiscard]] Status within_session(const Json& command, const std::string& label, bool reads) {
-    const bool own = !session_;
-    if (own) DRIFTLESS_RETURN_IF_ERROR(reads ? begin_if_none() : begin());
+    const bool new_session = !session_;
+    if (new_session) DRIFTLESS_RETURN_IF_ERROR(reads ? begin_if_none() : begin());
     Json body = {
         {"load_format", loader_},
         {"flush_cache", false},
@@ -155,7 +155,7 @@ class SglangTransport final : public EngineTransport {
         {"serialized_named_tensors", std::vector<std::string>(payloads_, sglang_command(command))}};
     if (!label.empty()) body["weight_version"] = label;
     Status sent = post("/update_weights_from_tensor", body, true);
-    if (!own) return sent;
+    if (!new_session) return sent;
     const Status ended = post("/end_weight_update", Json::object(), true);
     session_ = false;
     return sent.ok() ? ended : sent;
@@ -190,7 +190,8 @@ class SglangTransport final : public EngineTransport {
       labelled = error(StatusCode::kIncomplete, "its session has ended without the label");
     }
     Status ended = post("/end_weight_update", Json::object(), true);
-    // If the session was ended, but the answer lost, a new one can begin.
+    // A failed end may have ended the session and lost only the answer. A new session can begin
+    // only then, so begin one and end it.
     if (!ended.ok() && post("/begin_weight_update", Json::object(), true).ok()) {
       ended = post("/end_weight_update", Json::object(), true);
     }

@@ -38,14 +38,15 @@ class VllmTransport final : public EngineTransport {
   }
 
  private:
-  // Our methods never raise. A worker's failure belongs to another call, which left it in a rank's
-  // reply queue: the workers did receive our call, and the next replies report its result.
+  // Our methods never raise. If vLLM reports that a worker failed, then an earlier call left that
+  // failure in a rank's reply queue. The workers did receive our call, and the next replies report
+  // its result.
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
     Status raised;
     const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {
       const Json body = {{"method", asked}, {"kwargs", given}};
       const Result<Json> answer = link_.post("/collective_rpc", body, must);
-      if (!answer.ok() && says(answer.status(), "Worker failed with error")) {
+      if (!answer.ok() && contains(answer.status(), "Worker failed with error")) {
         raised = answer.status();
         return Json(Json::array());
       }
@@ -63,12 +64,12 @@ class VllmTransport final : public EngineTransport {
     return {.ranks = std::move(*replies)};
   }
 
-  [[nodiscard]] static bool says(const Status& status, std::string_view words) {
+  [[nodiscard]] static bool contains(const Status& status, std::string_view words) {
     return status.message().find(words) != std::string_view::npos;
   }
 
-  // Does not begin an update that is active or finish one that is not, as far as the ranks report:
-  // either call raises on all ranks, and then their reply queue slips.
+  // Relies on the ranks' reports: beginning an update while one is active, or finishing one while
+  // none is, raises on all ranks, and then their reply queue slips.
   [[nodiscard]] Status begin() {
     // Releases before 0.25 would otherwise prepare the model for a reload; later ones ignore this.
     const Json in_place = {{"is_checkpoint_format", false}};
@@ -82,7 +83,7 @@ class VllmTransport final : public EngineTransport {
     }
     if (updating_.value_or(false)) end_another();
     Status begun = link_.post("/start_weight_update", in_place, true).status();
-    if (says(begun, "active")) {
+    if (contains(begun, "active")) {
       end_another();
       begun = link_.post("/start_weight_update", in_place, true).status();
     }

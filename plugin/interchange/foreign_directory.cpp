@@ -106,7 +106,7 @@ class ForeignDirectory final : public ReceiveRoad {
   enum class There : unsigned char { kAll, kSome, kOther };
   [[nodiscard]] There look_at(std::uint64_t version);
   [[nodiscard]] Status check_anchor();
-  // Whether the files of the newest version taken are unchanged: then the next delta builds on it.
+  // Whether the files of the version taken last are unchanged. Only then the next delta applies.
   [[nodiscard]] bool newest_stands();
   [[nodiscard]] Result<VersionDirectory> open_number(std::uint64_t version);
   [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
@@ -128,7 +128,7 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Status take(VersionDirectory version);
   [[nodiscard]] Status cut_off_error() const {
     return error(StatusCode::kWrongBase, options_.dir, ": version ", newest_,
-                 " was followed here and is gone, or is another: nobody can tell whether version ",
+                 " was applied here and is gone, or was replaced: it is unknown whether version ",
                  newest_ + 1, " builds on it. Keep the newest two versions at least, let the ",
                  "trainer write a full one, or start again from ", options_.foreign_base);
   }
@@ -156,7 +156,7 @@ class ForeignDirectory final : public ReceiveRoad {
     std::vector<FileState> files;
   };
   std::map<std::uint64_t, Taken> taken_;
-  FileState compared_;                  // an anchor that equals the weights that were followed
+  FileState compared_;                  // the anchor that was compared last, and was equal
   bool cut_off_ = false;                // no delta can be applied to newest_ any more
   std::optional<Deadline> rest_until_;  // starts with the first failure of a version
   std::vector<FileState> last_states_;  // the files at that failure
@@ -169,8 +169,8 @@ Status ForeignDirectory::open() {
   info.layout = layout();
   info.base_digest = weights_->state().digest;
   info.tensor_digests = tensor_digests();
-  // Everyone who starts from this base gets the same run; digests show differences that numbers do
-  // not.
+  // All receivers that start from this base get the same run id. Two directories with the same base
+  // are told apart by the digests of their versions.
   info.run = run_ = xxh3_128(concat("weights that others publish: ", to_hex(info.base_digest)));
   run_info_ = run_info_to_json(info);
   return {};
@@ -205,19 +205,19 @@ Result<MappedFile> ForeignDirectory::fetch_part(const PublicationId& id, const P
 Status ForeignDirectory::check_held(std::uint64_t version, std::string_view digest,
                                     const Deadline& deadline) {
   const Status followed = wait_beyond(version - 1, deadline);
-  const std::string said = concat(options_.dir, ": the weights here are said to be version ",
-                                  version, " and have digest ", digest);
+  const std::string claim = concat(options_.dir, ": the weights here are claimed to be version ",
+                                   version, " and have digest ", digest);
   const std::string again = concat(": they are an earlier run's; start again from ",
                                    options_.foreign_base, " (of a checkpoint: a new copy)");
   if (followed.code() == StatusCode::kDeadlineExceeded) {
-    return error(StatusCode::kWrongBase, said, ", and the newest version there is ", newest_,
+    return error(StatusCode::kWrongBase, claim, ", and the newest version there is ", newest_,
                  again);
   }
   DRIFTLESS_RETURN_IF_ERROR(followed);
   const auto found = digests_.find(version);
   // A version that a full version has replaced cannot be compared; that full version is taken next.
   if (found == digests_.end() || to_hex(found->second) == digest) return {};
-  return error(StatusCode::kWrongBase, said, ", and version ", version, " there has ",
+  return error(StatusCode::kWrongBase, claim, ", and version ", version, " there has ",
                to_hex(found->second), again);
 }
 
@@ -533,8 +533,8 @@ Status ForeignDirectory::take(VersionDirectory version) {
     return error(StatusCode::kInvalidArgument, version.path,
                  ": was written by Driftless; follow it without road.shared_fs.foreign_base");
   }
-  // Open the version again between two looks at its files. If they are equal, all that was read is
-  // of one version, although others may replace the files at any time.
+  // Other processes may replace the files at any time. So read the files' states, open the version
+  // again, and read the states again: if they are equal, all that was read is of one version.
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FileState> before, states_of(version));
   const std::vector<std::string> names = version.payload_files;
   DRIFTLESS_ASSIGN_OR_RETURN(version, open_number(version.version));

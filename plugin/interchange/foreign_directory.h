@@ -12,9 +12,9 @@
 // that a delta changes, after the change, and that the versions follow each other. It waits for an
 // incomplete version, and for a damaged one as long as the caller's deadline, at most kSettleWait.
 // If the directory was begun anew (a version that was followed has been replaced by another of the
-// same number), every call ends with kWrongRun. The run is named after its base alone. So a
-// receiver that already holds a version is checked by its digest against the base plus the versions
-// up to that one.
+// same number), every call ends with kWrongRun. The run's id depends on its base alone. So a
+// receiver that already holds a version must prove it: its digest must be that of the base plus the
+// versions up to that one.
 //
 // Memory: the weights once, and the parts of the last few versions (only one, if it is a full
 // version). Nothing is written into the directory. Each road serves one receiver, which starts from

@@ -122,7 +122,7 @@ std::uint64_t header_room(const WeightLayout& layout, std::span<const std::uint3
     names.push_back(spec.name);
     if (!full) metadata[spec.name] = checksum;
     dimensions = std::max(dimensions, full ? spec.shape.size() : 1);
-    // Overwrite: 5 bytes for each byte.
+    // `overwrite` writes 5 bytes, a position and a value, for each changed byte.
     most_bytes += 5 * (spec.size_bytes + spec.size_bytes / 64 + 1024);
   }
   return SafetensorsWriter::header_bytes_for(names, dimensions, metadata, most_bytes);

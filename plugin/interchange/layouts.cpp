@@ -38,7 +38,7 @@ static_assert(all_listed());
 
 }  // namespace
 
-// A number that is no layout has no row: it is treated as frames, which do not use files.
+// An invalid number is treated as frames, the layout that does not use files.
 const PublicationFormat& publication_format(DirectoryLayout layout) {
   const auto at = std::ranges::find(kFormats, layout, &PublicationFormat::layout);
   return at == kFormats.end() ? kFormats.front() : *at;

@@ -61,10 +61,10 @@ Status check_counts(const SafetensorsFile& file, std::uint64_t tensors, std::uin
                                                           {"total_changed_elements", elements}};
   const auto& metadata = file.header().metadata;
   for (const auto& [key, found] : counts) {
-    const auto said = metadata.find(key);
-    if (said == metadata.end() || said->second == std::to_string(found)) continue;
-    return error(StatusCode::kCorrupt, file.file().path(), ": ", key, " is ", shown(said->second),
-                 ", and it is ", found);
+    const auto entry = metadata.find(key);
+    if (entry == metadata.end() || entry->second == std::to_string(found)) continue;
+    return error(StatusCode::kCorrupt, file.file().path(), ": ", key, " is ", shown(entry->second),
+                 ", but the file has ", found);
   }
   return {};
 }
@@ -72,9 +72,9 @@ Status check_counts(const SafetensorsFile& file, std::uint64_t tensors, std::uin
 // Reads one of our digests from the metadata.
 Result<std::optional<Digest>> digest_in(const SafetensorsFile& file, std::string_view key) {
   const auto& metadata = file.header().metadata;
-  const auto said = metadata.find(std::string(key));
-  if (said == metadata.end()) return std::optional<Digest>();
-  DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, digest_from_hex(said->second));
+  const auto entry = metadata.find(std::string(key));
+  if (entry == metadata.end()) return std::optional<Digest>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, digest_from_hex(entry->second));
   return std::optional(digest);
 }
 

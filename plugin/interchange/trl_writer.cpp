@@ -268,8 +268,8 @@ class TrlSender final : public SendRoad {
   const SharedFsOptions options_;
   const Encoding encoding_;
   const std::unique_ptr<SendRoad> road_;
-  // Part of the hidden names: a publisher that was replaced and still writes does not touch
-  // another's files.
+  // Part of the hidden names, so that a replaced publisher that still writes cannot touch the files
+  // of its successor.
   const std::string session_ = to_hex(random_hash128());
   WeightLayout layout_;
   PublicationId id_;
@@ -343,11 +343,12 @@ Status TrlSender::check_same(const std::string& path, const Manifest& manifest) 
   DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs_.map(path));
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(std::move(mapped)));
   const auto& metadata = file.header().metadata;
-  const auto says = [&](std::string_view key, const std::string& value) {
+  const auto has_value = [&](std::string_view key, const std::string& value) {
     const auto found = metadata.find(std::string(key));
     return found != metadata.end() && found->second == value;
   };
-  if (says(kTrlRunKey, to_hex(manifest.id.run)) && says(kTrlDigestKey, to_hex(manifest.digest))) {
+  if (has_value(kTrlRunKey, to_hex(manifest.id.run)) &&
+      has_value(kTrlDigestKey, to_hex(manifest.digest))) {
     return {};
   }
   return error(StatusCode::kAlreadyExists, path,

@@ -34,7 +34,7 @@ void CheckpointPatchers::listen(std::span<const ReceiverReport> reports) {
 
 Status CheckpointPatchers::check(const std::string& directory, std::uint64_t version,
                                  const std::string& digest) const {
-  const std::string wanted = announced_directory(directory);
+  const std::string wanted = reported_directory(directory);
   const bool named =
       std::ranges::any_of(seen_, [&](const auto& each) { return each.first.directory == wanted; });
   for (const auto& [place, patcher] : seen_) {

@@ -291,7 +291,7 @@ Status apply_override(std::string_view setting, Config& config) {
   const ConfigKey* key = config.table->find(place.name);
   if (key == nullptr || (key->in_list() && place.name == path)) {
     const bool bare = place.name.starts_with(concat(kConfigList, ".")) || is_list(place.name);
-    const std::string message = bare ? "is a list: say which item, as in engines[0].url"
+    const std::string message = bare ? "is a list: name the item, as in engines[0].url"
                                      : unknown_key(*config.table, place.name);
     return error(StatusCode::kInvalidArgument, "--set ", shown(path), ": ", message);
   }

@@ -76,7 +76,7 @@ struct Config {
   EngineCalls engine_calls;
   NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
-  DeviceOptions gpu;            // the publisher's; snapshot kHost: no GPU
+  DeviceOptions gpu;            // for the publisher; snapshot kHost: it uses no GPU
   bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   QuantizeSettings quantize;
   MonitorOptions monitor;
@@ -121,7 +121,7 @@ struct Config {
   void use_gpu(int device);
   // The engines that an agent drives, and the engines that the trainer notifies.
   [[nodiscard]] std::vector<EngineEndpoint> driven_engines() const;
-  [[nodiscard]] std::vector<EngineEndpoint> told_engines() const;
+  [[nodiscard]] std::vector<EngineEndpoint> notified_engines() const;
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {
     return publisher.first_anchor || publisher.anchor_every > 0 || publisher.anchor_by_size;
@@ -145,7 +145,7 @@ class ConfigKey {
  private:
   friend class ConfigTable;
   const ConfigTable* table_ = nullptr;
-  const SettingKey<Config>* own_ = nullptr;
+  const SettingKey<Config>* config_key_ = nullptr;
   std::vector<std::pair<std::size_t, const RoadKey*>> roads_;  // by the index of the road's kind
 };
 

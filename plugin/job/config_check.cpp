@@ -25,10 +25,10 @@ void complete_layout(Config& config) {
   config.publisher.encoding_auto = format.takes_blocks;
 }
 
-// On roads of files and objects old versions pile up; other roads hold only a bounded number of
-// versions. Old versions can be removed only once an anchor is newer. So an anchor is made whenever
-// the versions since the last one exceed its size. A full version alone exceeds it, so with full
-// versions anchors are made by number.
+// Replaces `auto` in the keys of anchors and pruning. On roads of files and objects old versions
+// pile up, and one can be removed only if an anchor is newer. So with deltas an anchor is made as
+// soon as the versions since the last anchor are larger than it. A single full version is as large
+// as an anchor, so with mode: full anchors are made by number instead.
 void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptDeltas = 16;
   constexpr std::uint64_t kKeptWhole = 2;
@@ -153,8 +153,7 @@ Status check_engine(const Config& config, std::size_t item) {
     return refuse(
         name, engine.kind ? " has both kind and action" : " has neither kind nor action",
         ": an engine has a kind (vllm or sglang), and the agent of its host drives it, or "
-        "an action (pull_weights, update_weights_from_disk or flush), and the trainer "
-        "tells it");
+        "an action (pull_weights, update_weights_from_disk or flush), and the trainer notifies it");
   }
   if (engine.kind) {
     if (engine.local_checkpoint_dir.empty()) return {};
@@ -180,10 +179,10 @@ Status check_engines(const Config& config) {
   for (std::size_t item = 0; item < config.engines.size(); ++item) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine(config, item));
   }
-  if (config.notify.cleanup && config.told_engines().empty()) {
+  if (config.notify.cleanup && config.notified_engines().empty()) {
     return refuse(
-        "notify.cleanup: true waits for engines that the trainer tells, and engines has "
-        "none with an action");
+        "notify.cleanup: true waits for engines that the trainer notifies, and engines has none "
+        "with an action");
   }
   return {};
 }

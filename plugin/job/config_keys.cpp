@@ -12,7 +12,8 @@ namespace {
 using namespace setting;
 using Job = Rows<Config>;
 
-// Stand-in for what was built: settings do not depend on it, so nothing is linked for them.
+// A build without any backend, as argument of road_rows.h: the keys are the same in every build, so
+// reading them links no road.
 struct NotAsked {
   static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
                         kStore = false;
@@ -144,17 +145,18 @@ constexpr std::array kKeys = {
     Job::chosen_key<EncodingName, DRIFTLESS_FIELD(encoding_auto),
                     DRIFTLESS_FIELD(publisher.encoding), DRIFTLESS_FIELD(publisher.encoding_auto)>(
         "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
-        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else what ends "
-        "soonest "
-        "on the link"),
+        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, otherwise the "
+        "encoding that should arrive first"),
     Job::key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     Job::key<OneOf<kSchemes>, DRIFTLESS_FIELD(quantize.scheme)>(
         "quantize.scheme", "auto, none, fp8_block or int4_group",
-        "How bfloat16 weights become those of the base checkpoint. auto: as its "
-        "quantization_config and its scales say; fp8_block, int4_group: it must be of this scheme"),
+        "How bfloat16 weights are quantized to the types of the base checkpoint. auto: as its "
+        "quantization_config and its scales require; fp8_block, int4_group: the same, but a base "
+        "of another scheme is refused"),
     Job::key<Named<parse_quantize_rule, kRules>, DRIFTLESS_FIELD(quantize.rule)>(
-        "quantize.rule", "By which rule (docs/operate/quantized.md)"),
+        "quantize.rule",
+        "The arithmetic that computes codes and scales (docs/operate/quantized.md)"),
     Job::key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(
         "buffer_size", "Bytes of a bucket: memory against overhead per part"),
     Job::key<Named<parse_snapshot, kSnapshots>, DRIFTLESS_FIELD(gpu.snapshot)>(
@@ -170,11 +172,12 @@ constexpr std::array kKeys = {
         "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
     Job::key<Size<kMiB, 1024 * kGiB>, DRIFTLESS_FIELD(publisher.capture_bytes)>(
         "capture.size",
-        "snapshot: none: captured changes that are kept; a tensor with more goes out whole"),
+        "snapshot: none: memory for captured changes, at most; a tensor whose changes do not fit "
+        "is sent whole"),
     Job::key<Count<0, 1'000'000>, DRIFTLESS_FIELD(publisher.sweep_every)>(
         "capture.sweep_every",
-        "snapshot: none: versions from one sweep that proves the captured changes to the next; 0: "
-        "only if changes may be missing. compact, hf_delta: every version"),
+        "snapshot: none: a sweep proves the captured changes with every Nth version, N being this "
+        "number; 0: only if changes may be missing. compact and hf_delta sweep with every version"),
     Job::key<Count<0, 1024>, DRIFTLESS_FIELD(publisher.threads), DRIFTLESS_FIELD(receiver.threads)>(
         "threads", "Threads of one process; 0: all cores"),
     Job::key<Text, DRIFTLESS_FIELD(road)>(
@@ -187,9 +190,9 @@ constexpr std::array kKeys = {
         set_layout, layout_text},
     Job::key<Text, DRIFTLESS_FIELD(publisher.assets_dir)>(
         "road.assets_dir", kPath,
-        "road.layout: hf_delta or flush: whole versions carry the other files of this checkpoint, "
-        "its configuration and tokenizer; empty: of the one that is published, if it is a "
-        "checkpoint"),
+        "road.layout: hf_delta or flush: full versions carry the other files of this checkpoint, "
+        "its configuration and tokenizer; empty: those of the base and of what is published, if "
+        "these are checkpoints"),
     Job::key<Text, DRIFTLESS_FIELD(hub.address)>(
         "hub.address", "host:port",
         "The leading trainer listens there for all other processes. Empty: on port 27315 of the "
@@ -201,46 +204,47 @@ constexpr std::array kKeys = {
         .once("road.nccl.token_file"),
     Job::key<Switch, DRIFTLESS_FIELD(hub_group)>(
         "hub.group",
-        "The trainers that a launcher started without MPI agree over the hub, and need no "
-        "torch.distributed for it"),
+        "The trainer ranks that a launcher without MPI started form a group over the hub, without "
+        "torch.distributed"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(first_anchor_auto),
                   DRIFTLESS_FIELD(publisher.first_anchor)>(
         "anchors.first", "true, false or auto",
-        "Publish version 0 whole, for rollouts that have no base. auto: true with road.layout: "
-        "trl, whose workers begin with an anchor, else false"),
+        "Publish an anchor of version 0, for rollouts that have no base. auto: true with "
+        "road.layout: trl, whose workers begin with an anchor, else false"),
     Job::auto_key<Count<>, DRIFTLESS_FIELD(anchor_every_auto),
                   DRIFTLESS_FIELD(publisher.anchor_every)>(
         "anchors.every", kNumberOrAuto,
-        "A whole version beside every so many; 0: not by number. auto: 10 with road.layout: trl, "
-        "else 0"),
+        "Publish an anchor beside every version whose number is a multiple of this; 0: not by "
+        "number. auto: 10 with road.layout: trl, else 0"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(anchor_by_size_auto),
                   DRIFTLESS_FIELD(publisher.anchor_by_size)>(
         "anchors.by_size", "true, false or auto",
-        "Another anchor once the versions since the last outgrow it. auto: true on "
-        "shared_fs and object_store, unless keep_versions is 0 or anchors.every is set"),
+        "Publish another anchor once the versions since the last one are larger than it. auto: "
+        "true on shared_fs and object_store, unless keep_versions is 0 or anchors.every is set"),
     Job::key<Switch, DRIFTLESS_FIELD(publisher.cut_for_receivers)>(
         "cut_for_receivers",
-        "Cut tensors to the slices that rollouts hold, so that each fetches its own alone"),
+        "Cut tensors to the slices that rollouts hold, so that each fetches only its own"),
     Job::key<Share, DRIFTLESS_FIELD(publisher.full_above_density)>(
-        "full_above_density", "A version of which a larger share changed is sent whole"),
+        "full_above_density", "A version is sent whole if a larger share of the weights changed"),
     Job::auto_key<Count<>, DRIFTLESS_FIELD(keep_auto), DRIFTLESS_FIELD(publisher.keep_versions)>(
         "keep_versions", kNumberOrAuto,
-        "Versions to keep beside those that a rollout needs, and behind an anchor; 0: all. "
-        "auto: 16 on shared_fs and object_store (2 with mode: full), 0 on other roads, which are "
-        "bounded"),
+        "Newest versions to keep beside those that a rollout needs; those after the newest anchor "
+        "are always kept. 0: all. auto: 16 on shared_fs and object_store (2 with mode: full), 0 on "
+        "other roads, which are bounded"),
     Job::key<OneOf<kResumes>, DRIFTLESS_FIELD(publisher.resume)>(
         "resume", "auto, never or require",
-        "A road that holds versions: go on, refuse it, or refuse an empty one"),
+        "What a trainer does with a run that the road already holds. auto: continues it; never: "
+        "refuses it; require: continues it, and refuses an empty road"),
     Job::key<Duration, DRIFTLESS_FIELD(publisher.deadline)>("deadlines.publish",
                                                             "For publishing one version"),
     Job::key<Duration, DRIFTLESS_FIELD(receiver.fetch_deadline)>(
-        "deadlines.fetch", "For fetching and preparing what is there"),
+        "deadlines.fetch", "For fetching and preparing one version"),
     Job::key<Duration, DRIFTLESS_FIELD(connect_deadline)>(
-        "deadlines.connect", "Until the other side is there, at the start and at the end"),
+        "deadlines.connect", "For waiting for the other side, at the start and at the end"),
     Job::key<ReceiverId, DRIFTLESS_FIELD(receiver_id)>(
         "receiver.id", "a plain file name, or auto",
         "A rollout's name, unique on the road. auto: by rank, or host and process; a second "
-        "receiver of a process gets _2 behind it"),
+        "receiver of a process gets the suffix _2"),
     Job::key<OneOf<kTargets>, DRIFTLESS_FIELD(target)>(
         "receiver.target", "memory, checkpoint or device", "Where a rollout keeps the weights"),
     Job::key<Text, DRIFTLESS_FIELD(checkpoint_dir)>(
@@ -248,7 +252,7 @@ constexpr std::array kKeys = {
         "Target checkpoint: the directory to patch; {rank} stands for the rollout's number"),
     Job::key<Size<64 * kKiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.chunk_bytes)>(
         "receiver.chunk_size",
-        "the most of full-shape tensors that an engine's own loader is given at a time, if its "
+        "The most bytes of full-shape tensors that an engine's own loader gets at a time, if its "
         "parameters cannot be written in place"),
     Job::key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.fold_bytes)>(
         "receiver.fold_size",
@@ -260,19 +264,21 @@ constexpr std::array kKeys = {
         .once("agent.read_workers"),
     Job::key<ProofName, DRIFTLESS_FIELD(receiver.proof)>(
         "receiver.prove", "staged, always or a whole number",
-        "When a rollout reads all of its weights, and compares them with what they should be. "
-        "staged: while the next version is made ready; what a commit touches is compared and read "
-        "back in the pause. A number: staged, but so many versions after the last time. always: in "
-        "every pause, after the writing")
+        "When a rollout reads all of its weights and proves their digest. staged: while it stages "
+        "the next version; the pause proves only what changes. A number N: the same, with every "
+        "Nth "
+        "version. always: in every pause, after the writing")
         .once("receiver.prove.every"),
     Job::key<Text, DRIFTLESS_ENGINE(url)>(
         "engines[].url", "http://host:port",
-        "An engine. It has a kind, and an agent drives it, or an action, and the trainer tells it"),
+        "An engine. If it has a kind, an agent drives it; if it has an action, the trainer "
+        "notifies it"),
     Job::key<Maybe<OneOf<kEngineKinds>>, DRIFTLESS_ENGINE(kind)>(
-        "engines[].kind", "vllm or sglang", "What it is, if the agent of its host drives it"),
+        "engines[].kind", "vllm or sglang",
+        "The engine's software, if the agent of its host drives it"),
     Job::key<Maybe<OneOf<kActions>>, DRIFTLESS_ENGINE(action)>(
         "engines[].action", "pull_weights, update_weights_from_disk or flush",
-        "What the trainer asks it to do about every version"),
+        "The call by which the trainer notifies it of every version"),
     Job::key<Text, DRIFTLESS_ENGINE(local_checkpoint_dir)>(
         "engines[].local_checkpoint_dir", kPath,
         "With an action: the checkpoint on its host that it patches; empty: "
@@ -283,10 +289,11 @@ constexpr std::array kKeys = {
                                                               "For one call to an engine")
         .once("notify.timeout agent.call_timeout"),
     Job::key<Count<0, 10>, DRIFTLESS_FIELD(engine_calls.retries)>(
-        "engine_calls.retries", "Further tries: of a trainer's call, of an agent's update")
+        "engine_calls.retries", "Retries of a call of the trainer, or of an update by an agent")
         .once("notify.retries agent.retries"),
     Job::key<Duration, DRIFTLESS_FIELD(engine_calls.retry_wait)>(
-        "engine_calls.retry_wait", "Before the first of them; then twice as long each time")
+        "engine_calls.retry_wait",
+        "Wait before the first retry; each further wait is twice as long")
         .once("notify.retry_wait agent.retry_wait"),
     Job::key<Switch, DRIFTLESS_FIELD(notify.pause)>(
         "notify.pause",
@@ -304,17 +311,17 @@ constexpr std::array kKeys = {
         "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),
     Job::key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
-        "Workers on host_shm that must have the last version at the end. Once so many have "
-        "said what they hold, only that is fetched; 0: once road.host_shm.versions were handed "
-        "over since a worker said anything new"),
+        "Workers on host_shm that must have the last version at the end. Once this many have "
+        "announced what they hold, the agent fetches only that; 0: after road.host_shm.versions "
+        "versions without a new announcement"),
     Job::key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(agent.read_bytes)>(
         "agent.read_memory", "Memory that parts hold while an agent reads them, at most"),
     Job::key<Duration, DRIFTLESS_FIELD(agent.stage_timeout)>(
         "agent.stage_timeout", "For the workers of an engine to make a version ready"),
     Job::key<RunId, DRIFTLESS_FIELD(agent.take_over)>(
         "agent.take_over",
-        "A run that engines, and agent.checkpoint_dir, which hold another run are handed to: once, "
-        "by a full version of every tensor that they took from the other; empty: none"),
+        "The id of a run that may take over engines and agent.checkpoint_dir from another run: "
+        "once, with a full version that has every tensor which the other run wrote; empty: none"),
     Job::key<Text, DRIFTLESS_FIELD(agent.sglang_loader)>(
         "agent.sglang_loader", "a Python name",
         "Hand-over host_shm to SGLang: the loader that its --custom-weight-loader names"),
@@ -322,8 +329,7 @@ constexpr std::array kKeys = {
         "agent.max_lag",
         "Versions that an engine may be behind while its agent's /ready answers 200"),
     Job::key<Duration, DRIFTLESS_FIELD(agent.engine_look)>(
-        "agent.engine_look",
-        "An engine to which no version goes is asked that often what it serves"),
+        "agent.engine_look", "How often an agent asks an idle engine what it serves"),
     Job::key<Text, DRIFTLESS_FIELD(monitor.address)>(
         "monitor.address", "host:port, :port or port",
         "The leading trainer and each agent show their state over HTTP there; without a host on "
@@ -384,11 +390,11 @@ std::vector<EngineEndpoint> Config::driven_engines() const {
   return driven;
 }
 
-std::vector<EngineEndpoint> Config::told_engines() const {
-  std::vector<EngineEndpoint> told;
-  std::ranges::copy_if(engines, std::back_inserter(told),
+std::vector<EngineEndpoint> Config::notified_engines() const {
+  std::vector<EngineEndpoint> notified;
+  std::ranges::copy_if(engines, std::back_inserter(notified),
                        [](const EngineEndpoint& engine) { return engine.action.has_value(); });
-  return told;
+  return notified;
 }
 
 std::string Config::road_row() const {
@@ -398,7 +404,7 @@ std::string Config::road_row() const {
 }
 
 Status ConfigKey::apply(Config& config, std::size_t item, std::string_view value) const {
-  if (own_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(own_->apply(config, item, value));
+  if (config_key_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(config_key_->apply(config, item, value));
   for (const auto& [kind, row] : roads_) {
     DRIFTLESS_RETURN_IF_ERROR(row->apply(config.roads[kind], item, value));
   }
@@ -406,7 +412,7 @@ Status ConfigKey::apply(Config& config, std::size_t item, std::string_view value
 }
 
 std::string ConfigKey::text(const Config& config, std::size_t item) const {
-  if (own_ != nullptr) return own_->text(config, item);
+  if (config_key_ != nullptr) return config_key_->text(config, item);
   auto at = std::ranges::find_if(roads_, [&](const auto& each) {
     return config.table->kinds()[each.first]->name == config.road;
   });
@@ -462,7 +468,7 @@ ConfigKey& ConfigTable::row(const SettingKey<Settings>& row) {
 }
 
 ConfigTable::ConfigTable(std::span<const RoadKind* const> kinds) : kinds_(kinds) {
-  for (const SettingKey<Config>& own : kKeys) row(own).own_ = &own;
+  for (const SettingKey<Config>& key : kKeys) row(key).config_key_ = &key;
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     for (const RoadKey& key : kinds[kind]->keys) row(key).roads_.emplace_back(kind, &key);
   }

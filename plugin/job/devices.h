@@ -9,11 +9,11 @@
 
 namespace driftless {
 
-// The publisher's side of the GPU, if the configuration asks for one, else null; without a snapshot
-// if the weights are in GPU memory. Used as PublisherOptions::device.
+// Opens the GPU for a publisher (PublisherOptions::device). Null if versions are not compared on a
+// GPU (on_gpu()).
 [[nodiscard]] Result<std::shared_ptr<PublisherDevice>> open_device(
     const Config& config, MemoryKind weights = MemoryKind::kHost);
-// Whether the versions are compared on a GPU.
+// Whether versions are compared on a GPU. With snapshot: none, that depends on where `weights` are.
 [[nodiscard]] inline bool on_gpu(const Config& config, MemoryKind weights) {
   return config.gpu.snapshot == SnapshotPlace::kNone ? weights == MemoryKind::kDevice
                                                      : config.gpu.snapshot != SnapshotPlace::kHost;

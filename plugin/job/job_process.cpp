@@ -165,8 +165,8 @@ Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config
                                        : concat("road.kind: ", config.road);
   Result<const RoadTable*> table = &linked;
   if (!at.library.empty()) table = load_roads(at);
-  // This is the road's own library, which has no MPI: it was chosen because MPI's library does not
-  // load. Load that one, so that the error has the reason.
+  // The loaded library is the road's own, without MPI; it was chosen because MPI's library does not
+  // load. Load MPI's library again, to return the reason as the error.
   if (table.ok() && launched && (*table)->join_mpi == nullptr) table = load_roads(linked.mpi);
   if (!table.ok()) return table.status().with_context(context);
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const found, road_of(**table, config));
@@ -185,7 +185,7 @@ Status check_parts(const RoadTable& table, const Config& config) {
   if (!config.monitor.address.empty()) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "status_server", "monitor.address"));
   }
-  return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
+  return config.notified_engines().empty() ? Status() : check_part(table, "engines", "engines");
 }
 
 // The reason why a row that was built cannot be used here, or nothing.
@@ -225,7 +225,7 @@ Status JobProcess::make_port(const Launch& launch, JobRole role) {
   if (role != JobRole::kTrainer || !config_.hub_group) return {};
   if (launch.world == 0) {
     return error(StatusCode::kInvalidArgument, "hub.group: true, and ", to_string(launch.launcher),
-                 " does not say which rank of how many this process is: name it, "
+                 " does not give this process's rank and the number of processes: set both by "
                  "driftless.launch(rank=, world=), or set RANK and WORLD_SIZE");
   }
   if (launch.world == 1) return {};
@@ -286,12 +286,12 @@ Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
     };
   }
   roads.withdraw_end = [opener, options] { return opener->withdraw_end(options); };
-  roads.tell_end = [opener, options](std::string_view text) {
-    return opener->tell_end(options, text);
+  roads.publish_end = [opener, options](std::string_view text) {
+    return opener->publish_end(options, text);
   };
-  roads.hear_end = second->hear_end;
-  if (!roads.hear_end) roads.hear_end = [opener, options] { return opener->hear_end(options); };
-  roads.say = [](std::string_view line) { process_log().warning(line); };
+  roads.fetch_end = second->fetch_end;
+  if (!roads.fetch_end) roads.fetch_end = [opener, options] { return opener->fetch_end(options); };
+  roads.log = [](std::string_view line) { process_log().warning(line); };
   return open_with_fallback(std::move(roads));
 }
 
@@ -306,16 +306,16 @@ Status JobProcess::withdraw_end() {
   return withdraw == nullptr ? Status() : withdraw(config_.road_options());
 }
 
-Status JobProcess::tell_end(std::string_view text, const Deadline&) {
-  if (open_.tell_end) return open_.tell_end(text);
-  const auto tell = road_.opener->tell_end;
-  return tell == nullptr ? Status() : tell(config_.road_options(), text);
+Status JobProcess::publish_end(std::string_view text, const Deadline&) {
+  if (open_.publish_end) return open_.publish_end(text);
+  const auto publish = road_.opener->publish_end;
+  return publish == nullptr ? Status() : publish(config_.road_options(), text);
 }
 
-Result<std::optional<std::string>> JobProcess::hear_end() {
-  if (open_.hear_end) return open_.hear_end();
-  if (road_.opener->hear_end == nullptr) return std::optional<std::string>();
-  return road_.opener->hear_end(config_.road_options());
+Result<std::optional<std::string>> JobProcess::fetch_end() {
+  if (open_.fetch_end) return open_.fetch_end();
+  if (road_.opener->fetch_end == nullptr) return std::optional<std::string>();
+  return road_.opener->fetch_end(config_.road_options());
 }
 
 std::string_view to_string(JobRole role) {

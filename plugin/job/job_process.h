@@ -37,7 +37,7 @@ class JobProcess {
   // [trainers, collective] Makes a new group on every call. For trainers without MPI it contains
   // only this process, unless hub.group is set.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
-  // The hub forms the groups: sender() must be given one of them.
+  // Whether the hub forms the groups; if so, the caller passes one of them to sender().
   [[nodiscard]] virtual bool groups_by_hub() const { return false; }
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()] kInvalidArgument
   // if their configurations differ. `anchor_bytes`: memory for an anchor of this rank, if the
@@ -53,11 +53,11 @@ class JobProcess {
 
   // The end-of-run message (run_end.h has its text). [leading trainer, once its road is made]
   // withdraw_end() removes the message of an earlier process of the run; at the end the message is
-  // sent to all rollouts. [rollout] hear_end() returns the message once it was sent. These do
+  // sent to all rollouts. [rollout] fetch_end() returns the message once it was sent. These do
   // nothing on a road that cannot carry the message.
   [[nodiscard]] Status withdraw_end();
-  [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline);
-  [[nodiscard]] virtual Result<std::optional<std::string>> hear_end();
+  [[nodiscard]] virtual Status publish_end(std::string_view text, const Deadline& deadline);
+  [[nodiscard]] virtual Result<std::optional<std::string>> fetch_end();
   // The road that this process uses because the configured one failed; empty: none.
   [[nodiscard]] std::string fallback() const { return open_.fallback ? open_.fallback() : ""; }
 
@@ -101,10 +101,10 @@ class JobProcess {
   const Road* fallback_ = nullptr;  // the row of Config::fallback(); null: none
 };
 
-// Joins the job. `launch`: if its processes find each other by MPI, all that were started join,
-// whatever the road; otherwise none joins by MPI, and kInvalidArgument names the roads that can
-// replace one that needs MPI. launch_of_process() determines it for programs and for libraries
-// whose caller left it open; components receive it. `late`: called if MPI waits for longer than
+// Joins the job. `launch` says how the processes were started. If an MPI launcher started them, all
+// of them join by MPI, whatever the road. Otherwise none does, and if the road needs MPI,
+// kInvalidArgument names the roads that do not. launch_of_process() finds it out; a caller that
+// knows it passes it instead. `late`: called if MPI waits for longer than
 // deadlines.connect in a call without a deadline (here, while the road is made, and at the end);
 // see watchdog.h. Without `late` such calls wait without limit. `roads` is road_table() (roads.h);
 // if the road is in a library, that is loaded. kUnsupported, with the reason, if the road was not

@@ -12,18 +12,18 @@ namespace {
 
 // An id that is unique among the receivers of this process: a second one with the same name gets
 // "name_2".
-class OwnId {
+class UniqueId {
  public:
-  explicit OwnId(const std::string& name) : id_(name) {
+  explicit UniqueId(const std::string& name) : id_(name) {
     Taken& all = taken();
     const std::scoped_lock lock(all.mutex);
     for (unsigned number = 2; !all.ids.insert(id_).second; ++number) {
       id_ = concat(name, "_", number);
     }
   }
-  OwnId(const OwnId&) = delete;
-  OwnId& operator=(const OwnId&) = delete;
-  ~OwnId() {
+  UniqueId(const UniqueId&) = delete;
+  UniqueId& operator=(const UniqueId&) = delete;
+  ~UniqueId() {
     Taken& all = taken();
     const std::scoped_lock lock(all.mutex);
     all.ids.erase(id_);
@@ -44,7 +44,7 @@ class OwnId {
 
 struct Kept {
   std::shared_ptr<JobProcess> process;  // outlives the road
-  std::optional<OwnId> id;              // none: the caller chose the id
+  std::optional<UniqueId> id;           // none: the caller chose the id
   std::unique_ptr<RecordSinks> sinks;
   std::unique_ptr<ReceiveRoad> road;
 };
@@ -79,7 +79,7 @@ Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> p
     records->add(record);
     return records->take_trouble();
   };
-  options.hear_end = [&place] { return place.hear_end(); };
+  options.fetch_end = [&place] { return place.fetch_end(); };
   options.keeps = kept;
   return JoinedRoad{std::move(options), kept->road.get(), records};
 }

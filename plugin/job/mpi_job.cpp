@@ -90,9 +90,9 @@ class MpiProcess final : public JobProcess {
     return make_mpi_group(comms_.role);
   }
 
-  [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
+  [[nodiscard]] Status publish_end(std::string_view text, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (!together()) return JobProcess::tell_end(text, deadline);
+    if (!together()) return JobProcess::publish_end(text, deadline);
     std::vector<MPI_Request> requests(rollouts_, MPI_REQUEST_NULL);
     for (unsigned rollout = 0; rollout < rollouts_; ++rollout) {
       DRIFTLESS_MPI(MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR,
@@ -103,26 +103,26 @@ class MpiProcess final : public JobProcess {
       DRIFTLESS_RETURN_IF_ERROR(wait_for(
           requests[rollout], concat("telling rollout ", rollout, " of the end"), deadline));
     }
-    return JobProcess::tell_end(text, deadline);
+    return JobProcess::publish_end(text, deadline);
   }
 
-  [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
+  [[nodiscard]] Result<std::optional<std::string>> fetch_end() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (!together()) return JobProcess::hear_end();
+    if (!together()) return JobProcess::fetch_end();
     int there = 0;
     MPI_Status found;
     DRIFTLESS_MPI(MPI_Iprobe(0, kEndTag, comms_.everybody, &there, &found));
-    if (there == 0) return heard_;
+    if (there == 0) return end_note_;
     int size = 0;
     DRIFTLESS_MPI(MPI_Get_count(&found, MPI_CHAR, &size));
     if (size < 0 || size > kMaxEndBytes) {
-      return error(StatusCode::kCorrupt, "the trainer's last word has ", size, " bytes");
+      return error(StatusCode::kCorrupt, "the trainer's end-of-run note has ", size, " bytes");
     }
     std::string text(static_cast<std::size_t>(size), '\0');
     DRIFTLESS_MPI(
         MPI_Recv(text.data(), size, MPI_CHAR, 0, kEndTag, comms_.everybody, MPI_STATUS_IGNORE));
-    heard_ = std::move(text);
-    return heard_;
+    end_note_ = std::move(text);
+    return end_note_;
   }
 
   // Without close() the end does nothing collective, because the others may be gone.
@@ -175,24 +175,24 @@ class MpiProcess final : public JobProcess {
     return {};
   }
 
-  // Collective: the maximum of each number. It is also a barrier: no rank passes before all have
+  // Collective: the maximum of each number. It is also a barrier: no rank returns before all have
   // come, and rank 0 names the missing ones.
   [[nodiscard]] static Result<Numbers> largest(Group& group, const Numbers& mine,
                                                std::string_view what, const Deadline& deadline) {
     group.next_epoch();
     const std::string_view sent(reinterpret_cast<const char*>(mine.data()), sizeof(mine));
-    const auto said = group.gather(sent, deadline);
-    if (!said.ok()) return said.status().with_context(what);
+    const auto gathered = group.gather(sent, deadline);
+    if (!gathered.ok()) return gathered.status().with_context(what);
     Numbers most = mine;
-    for (const std::string& one : *said) {
+    for (const std::string& one : *gathered) {
       Numbers numbers{};
       std::memcpy(numbers.data(), one.data(), std::min(one.size(), sizeof(numbers)));
       std::ranges::transform(most, numbers, most.begin(), std::ranges::max);
     }
-    const auto told =
+    const auto merged =
         group.broadcast({reinterpret_cast<const char*>(most.data()), sizeof(most)}, deadline);
-    if (!told.ok()) return told.status().with_context(what);
-    std::memcpy(most.data(), told->data(), std::min(told->size(), sizeof(most)));
+    if (!merged.ok()) return merged.status().with_context(what);
+    std::memcpy(most.data(), merged->data(), std::min(merged->size(), sizeof(most)));
     return most;
   }
   [[nodiscard]] static Status meet_to_end(Group& group, const Deadline& deadline) {
@@ -243,7 +243,8 @@ class MpiProcess final : public JobProcess {
   unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
   MPI_Comm all_ = MPI_COMM_NULL;  // bystanders included
   MpiComms comms_;
-  std::optional<std::string> heard_;  // the trainer's end-of-run message; kept for repeated reads
+  std::optional<std::string>
+      end_note_;  // the trainer's end-of-run message; kept for repeated reads
   std::unique_ptr<Group> everybody_, all_together_;  // groups on these communicators, for barriers
 };
 

@@ -13,7 +13,7 @@ namespace driftless {
 Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& config) {
   NotifyOptions options = config.notify;
   static_cast<EngineCalls&>(options) = config.engine_calls;
-  options.engines = config.told_engines();
+  options.engines = config.notified_engines();
   if (options.engines.empty()) return std::unique_ptr<NotifiedEngines>();
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineNotifier> notifier,
                              EngineNotifier::create(std::move(options)));
@@ -28,7 +28,7 @@ Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& con
 NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
                                  std::unique_ptr<EngineNotifier> notifier)
     : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
-  for (const EngineEndpoint& engine : config.told_engines()) {
+  for (const EngineEndpoint& engine : config.notified_engines()) {
     tallies_.emplace_back().url = without_users(engine.url);
     states_.emplace_back().engine = tallies_.back().url;
     if (engine.action == EngineAction::kUpdateFromDisk) {
@@ -39,7 +39,7 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
 
 std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
-  if (config.told_engines().empty()) return milliseconds(0);
+  if (config.notified_engines().empty()) return milliseconds(0);
   const EngineCalls& each = config.engine_calls;
   // The longest sequence of calls: read the label five times, pull and load; or also pause, flush
   // the cache and resume. Each call is tried retries + 1 times, with doubling waits; retries are at
@@ -63,7 +63,7 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version,
   if (published.ok()) {
     published->patched = patched;
     forget_pruned();
-    told_.insert(version);
+    notified_.insert(version);
     results = notifier_->notify(*published, Deadline::after(longest_));
   } else {
     for (EngineResult& result : results) result.status = published.status();
@@ -90,15 +90,15 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version,
 // Forgets versions whose files are gone, oldest first: a restarted engine must not be asked to load
 // them, because it would stay paused when that fails.
 void NotifiedEngines::forget_pruned() {
-  while (!told_.empty() && !exists(posix_file_system(), version_dir(*told_.begin()))) {
-    notifier_->forget(*told_.begin());
-    told_.erase(told_.begin());
+  while (!notified_.empty() && !exists(posix_file_system(), version_dir(*notified_.begin()))) {
+    notifier_->forget(*notified_.begin());
+    notified_.erase(notified_.begin());
   }
 }
 
 Status NotifiedEngines::cleanup(std::uint64_t version) {
   notifier_->forget(version);
-  told_.erase(version);
+  notified_.erase(version);
   return cleanup_version(posix_file_system(), version_dir(version));
 }
 

@@ -53,9 +53,10 @@ class NotifiedEngines {
   std::string dir_;
   std::chrono::milliseconds longest_;
   std::unique_ptr<EngineNotifier> notifier_;
-  std::vector<EngineRecord> states_;  // in the order of config.told_engines(), as the next member
-  std::vector<EngineTally> tallies_;  // as config.told_engines()
-  std::set<std::uint64_t> told_;      // notified versions whose files may still exist
+  std::vector<EngineRecord>
+      states_;  // in the order of config.notified_engines(), as the next member
+  std::vector<EngineTally> tallies_;  // as config.notified_engines()
+  std::set<std::uint64_t> notified_;  // notified versions whose files may still exist
   std::uint64_t newest_ = 0;
   std::set<std::string> checkpoints_;
   bool acknowledged_ = false;

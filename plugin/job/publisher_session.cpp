@@ -56,21 +56,21 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
 
 Result<PublishReport> PublisherSession::publish(WeightSource& weights,
                                                 std::optional<std::uint64_t> step) {
-  wait_behind(true);
+  wait_for_background(true);
   Result<PublishReport> report = publish_now(weights, true, step);
   // This version contains the failed one's changes.
-  if (report.ok() && behind_ && !behind_->ok()) behind_.reset();
+  if (report.ok() && background_result_ && !background_result_->ok()) background_result_.reset();
   return report;
 }
 
-void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream,
-                                      std::optional<std::uint64_t> step) {
+void PublisherSession::publish_in_background(WeightSource& weights, WeightSource& live,
+                                             void* stream, std::optional<std::uint64_t> step) {
   Stopwatch watch;
-  wait_behind();
+  wait_for_background();
   // A failure here recurs when the version is published.
   static_cast<void>(publisher_->observe(weights, stream, process_.threads()));
   if (!process_.threads()) {
-    behind_ = publish_now(live, true, step);
+    background_result_ = publish_now(live, true, step);
     return;
   }
   step_ms_ += watch.lap_ms();
@@ -78,28 +78,28 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
                           [this, &live, step] { return publish_now(live, false, step); });
 }
 
-void PublisherSession::wait_behind(bool in_step) {
+void PublisherSession::wait_for_background(bool in_step) {
   if (!under_way_.valid()) return;
   Stopwatch watch;
-  behind_ = under_way_.get();
+  background_result_ = under_way_.get();
   if (in_step) step_ms_ += watch.lap_ms();
 }
 
 std::optional<Result<PublishReport>> PublisherSession::wait() {
-  wait_behind();
-  return std::exchange(behind_, std::nullopt);
+  wait_for_background();
+  return std::exchange(background_result_, std::nullopt);
 }
 
 Status PublisherSession::capture(std::span<const Publisher::NewTensor> values, void* stream) {
   Stopwatch watch;
-  wait_behind();
+  wait_for_background();
   const Status captured = publisher_->capture(values, stream);
   step_ms_ += watch.lap_ms();
   return captured;
 }
 
 void PublisherSession::doubt() {
-  wait_behind();
+  wait_for_background();
   publisher_->doubt();
 }
 
@@ -121,23 +121,23 @@ void PublisherSession::record(Result<PublishReport>& report) {
   VersionRecord record = record_of(*report, rank());
   record.fallback = process_.fallback();
   records().add(record);
-  if (leads() && sinks_->view() != nullptr) static_cast<void>(hear_rollouts());
+  if (leads() && sinks_->view() != nullptr) static_cast<void>(collect_reports());
   const Status trouble = records().take_trouble();
   if (!trouble.ok()) report->notes.push_back(trouble.to_string());
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen_to_all() {
-  wait_behind();
+  wait_for_background();
   road_->progress();
   return road_->receivers();
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen() {
-  wait_behind();
-  return hear_rollouts();
+  wait_for_background();
+  return collect_reports();
 }
 
-Result<std::vector<ReceiverReport>> PublisherSession::hear_rollouts() {
+Result<std::vector<ReceiverReport>> PublisherSession::collect_reports() {
   road_->progress();
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> reports, road_->receivers());
   const std::string run = to_hex(newest().run);
@@ -177,15 +177,15 @@ std::map<std::string, Status> PublisherSession::patched(std::uint64_t version,
                                                         std::size_t rollouts) {
   const Result<std::vector<ReceiverReport>> reports = listen();
   if (reports.ok()) patchers_.listen(*reports);
-  Status heard = reports.status();
+  Status read = reports.status();
   if (reports.ok() && reports->size() < rollouts) {
-    heard = error(StatusCode::kIncomplete, reports->size(), " of ", rollouts,
-                  " rollouts have reported");
+    read = error(StatusCode::kIncomplete, reports->size(), " of ", rollouts,
+                 " rollouts have reported");
   }
   std::map<std::string, Status> found;
   for (const std::string& directory : engines_->checkpoints()) {
     found[directory] =
-        heard.ok() ? patchers_.check(directory, version, to_hex(newest().digest)) : heard;
+        read.ok() ? patchers_.check(directory, version, to_hex(newest().digest)) : read;
   }
   return found;
 }
@@ -211,8 +211,8 @@ std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t versi
   }
   for (auto& [directory, status] : found) {
     if (status.ok()) continue;
-    status = error(StatusCode::kIncomplete, "is not told to load its checkpoint ", directory,
-                   ": no report says that version ", version,
+    status = error(StatusCode::kIncomplete, "was not notified to load its checkpoint ", directory,
+                   ": no report confirms that version ", version,
                    " was patched into it, with the trainer's digest, within engine_calls.timeout (",
                    config_.engine_calls.timeout.count(), " ms): ", status.message(),
                    "; start the receiver that patches it, or use action: pull_weights");
@@ -220,8 +220,8 @@ std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t versi
   return found;
 }
 
-std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
-  wait_behind();
+std::vector<Status> PublisherSession::notify_engines(std::uint64_t version, std::size_t rollouts) {
+  wait_for_background();
   if (engines_ == nullptr) return {};
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
   std::map<std::string, Status> patched;
@@ -236,8 +236,10 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
-  wait_behind();
-  if (behind_ && !behind_->ok()) return std::exchange(behind_, std::nullopt)->status();
+  wait_for_background();
+  if (background_result_ && !background_result_->ok()) {
+    return std::exchange(background_result_, std::nullopt)->status();
+  }
   // prune(0) removes nothing, but fails if another publisher has taken the road over: that
   // publisher's rollouts must not end with this one's last version.
   Status alone = leads() ? road_->prune(0).status() : Status();
@@ -246,10 +248,10 @@ Status PublisherSession::declare_end() {
   // were notified.
   const bool resumed = publisher_->resumed() && newest().version > 0;
   if (engines_ != nullptr && resumed && engines_->newest() == 0) {
-    static_cast<void>(tell_engines(newest().version));  // engines() has the failures
+    static_cast<void>(notify_engines(newest().version));  // engines() has the failures
   }
   DRIFTLESS_RETURN_IF_ERROR(
-      process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));
+      process_.publish_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));
   records().add(EndRecord{record_origin("trainer", rank()), newest().run, "summary", "",
                           newest().version, to_hex(newest().digest)});
   return alone;

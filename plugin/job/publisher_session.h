@@ -17,8 +17,8 @@
 
 namespace driftless {
 
-// Whether a receiver that holds a version holds only some of the tensors: then it reports their
-// digest, not the version's.
+// Whether this receiver holds a version, but only some of its tensors: the digest in its report is
+// then that of these tensors, not the version's.
 [[nodiscard]] bool wants_parts(const ReceiverReport& report);
 
 class PublisherSession {
@@ -35,17 +35,17 @@ class PublisherSession {
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights,
                                               std::optional<std::uint64_t> step = std::nullopt);
   // Without a snapshot: publishes on a separate thread, once the watched tensors were compared. The
-  // weights and `live` must not change until wait_behind(), which all other calls here run first.
-  // If the road is bound to its thread, the version is made within this call. `stream`: as in
-  // Publisher::observe().
-  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr,
-                      std::optional<std::uint64_t> step = std::nullopt);
-  // Waits for the version of publish_behind() and returns its result, once. Nothing: there was
-  // none.
+  // weights and `live` must not change until wait_for_background(), which all other calls here run
+  // first. If the road is bound to its thread, the version is made within this call. `stream`: as
+  // in Publisher::observe().
+  void publish_in_background(WeightSource& weights, WeightSource& live, void* stream = nullptr,
+                             std::optional<std::uint64_t> step = std::nullopt);
+  // Waits for the version of publish_in_background() and returns its result, once. Nothing: there
+  // was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // As wait(), but leaves the result for wait(). Call it before you use publisher() or road().
   // `in_step`: the wait delays the trainer's step.
-  void wait_behind(bool in_step = false);
+  void wait_for_background(bool in_step = false);
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
                                void* stream = nullptr);
@@ -54,7 +54,7 @@ class PublisherSession {
   // that load a checkpoint are notified once it is patched (checkpoint_patchers.h). If
   // notify.cleanup is set, a version that all engines acknowledged and no rollout needs is removed;
   // for this `rollouts` receivers must have reported. Does nothing without engines.
-  [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
+  [[nodiscard]] std::vector<Status> notify_engines(std::uint64_t version, std::size_t rollouts = 0);
   // [leader] The notified engines; null without any.
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
   // [leader] The last reports of this run's rollouts. Reports of receivers of another run are left
@@ -62,8 +62,8 @@ class PublisherSession {
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen();
   // [leader] Declares the newest version to be the run's last. Engines that this process has not
   // notified, because it was restarted and published no version, are notified first. If a version
-  // of publish_behind() failed and its result was not read, this returns the failure, once, and
-  // declares nothing.
+  // of publish_in_background() failed and its result was not read, this returns the failure, once,
+  // and declares nothing.
   [[nodiscard]] Status declare_end();
 
   [[nodiscard]] bool leads() const { return group_->leads(); }
@@ -90,7 +90,7 @@ class PublisherSession {
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // of all runs
   void record(Result<PublishReport>& report);
   // Returns the last reports of this run's rollouts, and passes them to the sinks.
-  [[nodiscard]] Result<std::vector<ReceiverReport>> hear_rollouts();
+  [[nodiscard]] Result<std::vector<ReceiverReport>> collect_reports();
   void record_engines();
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   // Whether each checkpoint that engines load is patched to the version.
@@ -109,7 +109,8 @@ class PublisherSession {
   std::unique_ptr<NotifiedEngines> engines_;
   CheckpointPatchers patchers_;
   double step_ms_ = 0;  // time of the trainer's steps spent here since the last version
-  std::optional<Result<PublishReport>> behind_;   // result of the last publish_behind()
+  std::optional<Result<PublishReport>>
+      background_result_;                         // result of the last publish_in_background()
   std::future<Result<PublishReport>> under_way_;  // its destructor waits
 };
 

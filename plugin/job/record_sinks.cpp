@@ -13,10 +13,10 @@ Result<std::unique_ptr<RecordSinks>> RecordSinks::open(const Config& config,
   std::unique_ptr<RecordSinks> sinks(new RecordSinks);
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MetricsWriter> metrics,
                              MetricsWriter::open(config.metrics_file, role, rank));
-  if (metrics != nullptr) sinks->records_.own(std::move(metrics));
+  if (metrics != nullptr) sinks->records_.keep(std::move(metrics));
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<RecordSink> spans,
                              open_spans(config.monitor.spans_file, role, rank));
-  if (spans != nullptr) sinks->records_.own(std::move(spans));
+  if (spans != nullptr) sinks->records_.keep(std::move(spans));
   if (shows && !config.monitor.address.empty()) {
     DRIFTLESS_RETURN_IF_ERROR(sinks->serve(config, process, role, rank));
   }
@@ -38,20 +38,20 @@ Status RecordSinks::serve(const Config& config, const JobProcess& process, std::
   auto metrics = (*parts)->make_metrics(record_origin(role, rank));
   if (metrics.ok()) {
     options.metrics = metrics->get();
-    records_.own(std::move(*metrics));
+    records_.keep(std::move(*metrics));
   } else {
     options.no_metrics = metrics.status().message();
   }
   auto view = std::make_unique<RunView>(role, rank);
   view_ = view.get();
-  records_.own(std::move(view));
+  records_.keep(std::move(view));
   pages_ = std::make_unique<StatusPages>(*view_, std::move(options));
   Result<std::unique_ptr<HttpServer>> server = (*parts)->serve_http(
       address, [pages = pages_.get()](const HttpRequest& asked) { return pages->answer(asked); });
   if (!server.ok()) return server.status().with_context("monitor.address");
   server_ = std::move(*server);
   address.port = server_->port();
-  environment().say(concat("status on http://", to_string(address), "/"));
+  environment().log(concat("status on http://", to_string(address), "/"));
   return {};
 }
 

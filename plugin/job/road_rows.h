@@ -61,7 +61,7 @@ struct RoadRows {
            .needs_mpi = if_trainer,
            .key = "road.layout"},
       Road{.name = "object_store",
-           .help = "road of objects: S3 and what speaks like it, HTTP for readers",
+           .help = "road of objects: S3 and compatible stores, HTTP for readers",
            .at = Built::kStoreAt,
            .opener = kIfLinked<Built::kStore, &kObjectStoreOpener>,
            .takes_groups = true,

@@ -33,7 +33,7 @@ struct Road {
   std::string_view help;
   Availability at = {};                // linked
   const RoadOpener* opener = nullptr;  // null: in a library, or not built
-  // Whether a process of this role must be an MPI process; null: no role.
+  // Whether a process of this role must be an MPI process; null: none must.
   bool (*needs_mpi)(JobRole role) = nullptr;
   std::string_view key = "road.kind";  // the setting that selects it
   bool takes_groups = false;           // works with trainers that were joined without MPI

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpServer: answers requests from memory, on its own threads, within limits. Up to kReading
-// connections may have incomplete requests (one more, and the oldest of them gets 503). kThreads
-// requests are answered at a time and kWaiting more wait (further ones get 503). A request has at
+// HttpServer: answers requests from memory, on its own threads, within limits. At most kReading
+// connections may have incomplete requests: if one more comes, the oldest gets 503. kThreads
+// requests are answered at a time, and kWaiting more wait: further ones get 503. A request has at
 // most kHeaderBytes, and kPatience limits the time to receive it and each write of the answer. A
 // request for /ready never waits for others. One request per connection; bodies are not read. Other
 // code uses only this interface. The server is built with cpp-httplib (http_server_httplib.cpp) and

@@ -92,7 +92,7 @@ struct Follower {
   Histogram* pause = nullptr;  // engines only
   Gauge* reachable = nullptr;  // engines only
   std::uint64_t held = 0;
-  std::uint64_t turn = 0;  // when its last record came
+  std::uint64_t turn = 0;  // the number of the update that had its last record
 
   void set(std::uint64_t newest) const {
     version->Set(static_cast<double>(held));
@@ -117,7 +117,8 @@ class Followers {
                                      : &gauges(registry, "driftless_" + kind + "_reachable",
                                                "0: it has answered no call for a while")) {}
 
-  // Null: kMostSeries others already have records of this turn.
+  // The metrics of this name. Makes missing ones; if there are kMostSeries already, these
+  // replace the oldest. Null if every series has a record of the update `turn`.
   Follower* at(std::string_view name, std::uint64_t turn) {
     std::string cleaned;
     std::string_view label = name;
@@ -133,7 +134,7 @@ class Followers {
   void set_lags(std::uint64_t newest) const {
     for (const auto& [name, follower] : followers_) follower.set(newest);
   }
-  // Keeps only followers with a record since `turn`.
+  // Removes followers that have had no record since the update `turn`.
   void keep_since(std::uint64_t turn) {
     for (auto each = followers_.begin(); each != followers_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);

@@ -13,7 +13,7 @@ namespace driftless {
 class RecordFanout final : public RecordSink {
  public:
   [[nodiscard]] bool empty() const { return sinks_.empty(); }
-  void own(std::unique_ptr<RecordSink> sink) { sinks_.push_back(std::move(sink)); }
+  void keep(std::unique_ptr<RecordSink> sink) { sinks_.push_back(std::move(sink)); }
   void add(const VersionRecord& record) override { each(&RecordSink::add, record); }
   void add(const EngineRecord& record) override { each(&RecordSink::add, record); }
   void replace(std::span<const RolloutRecord> rollouts) override {

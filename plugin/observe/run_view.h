@@ -45,9 +45,9 @@ class RunView final : public RecordSink {
   // kFailing.
   void cannot_take(const Status& why);
 
-  // For an agent, which observes the trainer only through its versions: reports when the newest
-  // version was made, according to its manifest, before its record is added; and whether reports
-  // reach the trainer.
+  // For an agent, which learns about the trainer only from its versions. made() passes the time at
+  // which the newest version was made, from its manifest; call it before you add that version's
+  // record. reaches_trainer() passes whether this agent's reports reach the trainer.
   void made(std::string_view created);
   void reaches_trainer(bool reaches);
   // For an agent: reports the newest version listed on its road, even if the agent did not take it.

@@ -28,7 +28,8 @@ struct BlockMaximum {
 // Every rank sends one to the leader, and the leader sends one to all.
 struct MaximaMessage {
   Status status;
-  bool all = false;  // from a rank: lists all its blocks, and it has no maxima of other ranks
+  // Set by a rank that lists all its blocks and has none of the other ranks' maxima yet.
+  bool all = false;
   std::vector<BlockMaximum> maxima;
 };
 

@@ -120,9 +120,10 @@ Result<std::vector<std::string>> BlockMirror::gather(Status ready, const std::st
   if (sizes.ok()) {
     for (const CountMessage& rank : *sizes) rounds.count = std::max(rounds.count, rank.count);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const CountMessage told, tell(group_, rounds, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const CountMessage agreed,
+                             broadcast_checked(group_, rounds, deadline));
   std::vector<std::string> all(group_.leads() ? group_.size() : 0);
-  for (std::uint64_t round = 0; round < told.count; ++round) {
+  for (std::uint64_t round = 0; round < agreed.count; ++round) {
     const std::size_t at = std::min<std::size_t>(mine.size(), round * kPieceBytes);
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::vector<std::string> found,
@@ -195,18 +196,20 @@ void BlockMirror::write(const PayloadContext& made, RankPayload* blocks, const F
   if (ranks.ok()) {
     go.count = std::ranges::all_of(*ranks, [](const CountMessage& rank) { return rank.count > 0; });
   }
-  const Result<CountMessage> told = tell(group_, go, deadline);
+  const Result<CountMessage> agreed = broadcast_checked(group_, go, deadline);
   if (mine.status.ok()) {
     mine.findings.changed_units += found.changed_units;
     mine.findings.dense = mine.findings.dense || found.dense;
     mine.findings.digests.insert(found.digests.begin(), found.digests.end());
     mine.findings.units.insert(found.units.begin(), found.units.end());
   }
-  if (!told.ok()) {
-    if (mine.status.ok()) mine.status = told.status();
+  if (!agreed.ok()) {
+    if (mine.status.ok()) mine.status = agreed.status();
     return;
   }
-  if (told->count == 0) return;  // a rank failed or found too many changes, and the verdict follows
+  if (agreed->count == 0) {
+    return;  // a rank failed or found too many changes; conclude() handles that
+  }
   const Result<std::vector<std::string>> messages = gather({}, message_of(frames), deadline);
   mine.status = messages.status();
   if (!messages.ok() || !group_.leads()) return;

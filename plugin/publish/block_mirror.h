@@ -20,7 +20,8 @@ class BlockMirror {
   using Frames = std::vector<std::vector<std::byte>>;
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }  // on the leader
   [[nodiscard]] std::size_t tensors() const { return tensors_; }
-  // The context of a rank's payload for its blocks: its frames go into `frames`, for the leader.
+  // A copy of a rank's context for the payload of its blocks: their frames are appended to
+  // `frames`, which go to the leader.
   [[nodiscard]] PayloadContext block_context(const PayloadContext& made, Frames& frames);
   // Collective, once: gathers the blocks of all ranks. Fails on all ranks if one is not ready.
   [[nodiscard]] Status seed(Status ready, const Frames& frames, const Deadline& deadline);

@@ -29,10 +29,10 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
     return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' has ", spec.shape.size(),
                  " dimensions, and cannot be cut along dimension ", cut->dim);
   }
-  const TensorBox own = all ? whole_box(spec) : box;
+  const TensorBox clipped = all ? whole_box(spec) : box;
   DRIFTLESS_ASSIGN_OR_RETURN(const TensorSpec inside,
-                             TensorSpec::make(spec.name, spec.dtype, own.sizes));
-  const std::uint64_t begin = own.offsets[cut->dim], end = begin + own.sizes[cut->dim];
+                             TensorSpec::make(spec.name, spec.dtype, clipped.sizes));
+  const std::uint64_t begin = clipped.offsets[cut->dim], end = begin + clipped.sizes[cut->dim];
   for (std::uint64_t at = begin; at < end;) {
     const auto point = std::ranges::upper_bound(cut->points, at);
     const std::uint64_t next = point != cut->points.end() ? std::min(end, *point) : end;
@@ -41,24 +41,26 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
       return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' would be cut into more ",
                    "than ", kMaxBlocksOfTensor, " blocks along dimension ", cut->dim);
     }
-    TensorBox part = own;
+    TensorBox part = clipped;
     part.offsets[cut->dim] = at;
     part.sizes[cut->dim] = next - at;
     TensorBox relative = part;
-    for (std::size_t d = 0; d < own.offsets.size(); ++d) relative.offsets[d] -= own.offsets[d];
+    for (std::size_t d = 0; d < clipped.offsets.size(); ++d) {
+      relative.offsets[d] -= clipped.offsets[d];
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(inside, relative));
     DRIFTLESS_ASSIGN_OR_RETURN(TensorBlock block, TensorBlock::make(tensor, spec, std::move(part)));
     owned.parts_.push_back({std::move(block), place});
     at = next;
   }
-  // In units: several packed elements share one in the last dimension.
+  // Counts units: in the last dimension, one unit may hold several packed elements.
   owned.length_ = 0;
   for (const Part& part : owned.parts_) {
     owned.begins_.push_back(owned.length_);
     owned.length_ += part.inside.units;
   }
   std::uint64_t outer = 1;
-  for (std::uint32_t d = 0; d < cut->dim; ++d) outer *= own.sizes[d];
+  for (std::uint32_t d = 0; d < cut->dim; ++d) outer *= clipped.sizes[d];
   owned.length_ /= outer;
   for (std::uint64_t& at : owned.begins_) at /= outer;
   owned.begins_.push_back(owned.length_);
@@ -91,7 +93,8 @@ void BlockSplitter::add(const OwnedTensor& owned, const DeltaView& delta) {
       open[part] = &pieces_[part].emplace_back();
       open[part]->origin = inside;
     }
-    Piece& piece = *open[part];  // the delta's offsets are small, so these are
+    // The difference fits 32 bits, because the offsets of the delta do.
+    Piece& piece = *open[part];
     piece.offsets.push_back(static_cast<std::uint32_t>(inside - piece.origin));
     const std::byte* const value = delta.values + k * width;
     piece.values.insert(piece.values.end(), value, value + width);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the changes as buckets: frames or flush files. While one bucket is filled, earlier ones
-// are encoded, compressed and written on other threads: one, or, if the road accepts several parts
-// at a time, up to kMostWriters. Memory: two buckets and one encoded bucket; with several writers
-// the buckets are smaller and take no more in total.
+// Writes the changes as buckets: frames or flush files. While one bucket is filled, other threads
+// encode, compress and write the earlier ones: one thread, or up to kMostWriters if the road
+// accepts several parts at a time. If the memory of a change stays valid until the end, the
+// bucket's writer also puts the change into the bucket. Memory: two buckets and one encoded bucket;
+// with several writers the buckets are smaller, and all together take no more.
 #include <algorithm>
 
 #include "plugin/publish/rank_payload.h"
@@ -10,16 +11,30 @@
 namespace driftless {
 namespace {
 
-constexpr unsigned kMostWriters = 4;
+constexpr unsigned kMostWriters = 16;
+constexpr std::uint64_t kFlushShare = 16;  // a flush file is at most this part of those before it
 constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // smaller ones have one writer
 
-// How many threads write frames of this payload at a time.
+// Whether the road takes several parts of this payload at a time.
+bool written_at_once(const PayloadContext& context) {
+  return context.frames == nullptr && context.road->writes_at_once();
+}
+
+// How many threads write parts of this payload at a time.
 unsigned writers_of(const PayloadContext& context) {
-  const bool one = context.directory_layout != DirectoryLayout::kFrames ||
-                   context.frames != nullptr || !context.background ||
-                   context.buffer_bytes < kLeastSharedBytes || !context.road->writes_at_once();
-  // The other half of the processors compares.
-  return one ? 1 : std::clamp(context.threads / 2, 1U, kMostWriters);
+  const bool one =
+      !written_at_once(context) || !context.background || context.buffer_bytes < kLeastSharedBytes;
+  if (one) return 1;
+  // Without captured changes, half of the threads compare and the other half write.
+  const bool found = context.store->captured();
+  return std::clamp(found ? context.threads : context.threads / 2, 1U,
+                    found ? kMostWriters : kMostWriters / 2);
+}
+
+std::string part_name(const PayloadContext& context, std::uint32_t index) {
+  return context.directory_layout == DirectoryLayout::kFlush
+             ? flush_file_name(context.frame.rank, index)
+             : frame_file_name(context.frame.rank, index);
 }
 
 // Writes a frame into a part that was created for it.
@@ -42,6 +57,29 @@ Result<Hash128> write_part(const FrameContext& frame, const BucketView& bucket,
   return table;
 }
 
+// Other readers would take an 8-byte position for a 4-byte one without noticing.
+Status check_widths(const PayloadContext& context, const BucketView& bucket) {
+  for (const BucketEntry& entry : bucket.entries) {
+    if (entry.position_bytes <= 4) continue;
+    return error(
+        StatusCode::kUnsupported, "tensor '", (*context.layout)[entry.tensor].name,
+        "': a gap between two changes of it does not fit the 4 bytes that readers of flush "
+        "files know; set snapshot: host, or road.layout: frames");
+  }
+  return {};
+}
+
+// Writes a flush file into a part that was created for it, and closes it.
+Status write_flush(const PayloadContext& context, const BucketView& bucket,
+                   std::unique_ptr<File> part) {
+  DRIFTLESS_RETURN_IF_ERROR(check_widths(context, bucket));
+  const Result<std::uint64_t> size = write_flush_file(
+      std::move(part), *context.layout, bucket, context.frame.encoding, context.frame.id.version,
+      {{"base_version", std::to_string(context.frame.base_version)},
+       {std::string(kOursKey), std::to_string(kManifestFormat)}});
+  return size.status();
+}
+
 // Hands full buckets to writers. The caller's thread fills a bucket, and numbers and creates its
 // part; from then until settle() only the lane's writer uses the lane.
 class BucketWriter {
@@ -56,18 +94,41 @@ class BucketWriter {
     if (context.clock != nullptr) context.clock->has_writers(writers_);
   }
 
+  // The bucket that is filled.
   [[nodiscard]] BucketBuilder& filling() { return lanes_[filling_].bucket.builder; }
+  [[nodiscard]] std::uint64_t size_bytes() const {
+    return lanes_[filling_].bucket.builder.size_bytes() + lanes_[filling_].noted_bytes;
+  }
+  [[nodiscard]] bool accepts(const DeltaView& delta) const {
+    const Lane& lane = lanes_[filling_];
+    const WeightLayout& layout = *context_.layout;
+    const bool same = lane.noted.empty() ||
+                      layout[lane.noted.front().delta.tensor].dtype == layout[delta.tensor].dtype;
+    return same && lane.bucket.builder.accepts(delta);
+  }
+  Status add(const DeltaView& delta, const TensorBlock* block) {
+    Lane& lane = lanes_[filling_];
+    DRIFTLESS_RETURN_IF_ERROR(lane.encode());  // noted changes come first
+    return lane.bucket.builder.add(delta, block);
+  }
+  // Adds a delta whose memory outlives the writer: the lane's thread puts it into the bucket.
+  Status add_lasting(const DeltaView& delta, const TensorBlock* block) {
+    if (writers_ == 1) return add(delta, block);  // this thread is faster than the one writer
+    Lane& lane = lanes_[filling_];
+    lane.noted.push_back({delta, block});
+    lane.noted_bytes += estimate(delta);
+    return {};
+  }
   [[nodiscard]] unsigned writers() const { return writers_; }
 
   // Passes the bucket to a writer, and continues with the next one, which is empty.
   Status hand_over() {
     Lane& full = lanes_[filling_];
-    if (full.bucket.builder.empty()) return {};
-    if (writers_ == 1) DRIFTLESS_RETURN_IF_ERROR(settle_all());  // one at a time
+    if (full.bucket.builder.empty() && full.noted.empty()) return {};
+    if (writers_ == 1) DRIFTLESS_RETURN_IF_ERROR(settle_all());  // one part at a time
     const std::uint32_t index = parts_++;
     if (writers_ > 1) {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          full.part, context_.road->create_part(frame_file_name(context_.frame.rank, index)));
+      DRIFTLESS_ASSIGN_OR_RETURN(full.part, context_.road->create_part(part_name(context_, index)));
     }
     DRIFTLESS_RETURN_IF_ERROR(full.writer.hand_over([this, &full, index] {
       Status written = write(full, index);
@@ -87,18 +148,46 @@ class BucketWriter {
 
  private:
   struct Lane {
-    Lane(const PayloadContext& context, PayloadBuffers::Bucket& own)
-        : bucket(own), writer(context.background, context.clock) {}
+    Lane(const PayloadContext& context, PayloadBuffers::Bucket& its_bucket)
+        : bucket(its_bucket), writer(context.background, context.clock) {}
+    // Puts the noted changes into the bucket.
+    Status encode() {
+      for (const auto& [delta, block] : noted) {
+        DRIFTLESS_RETURN_IF_ERROR(bucket.builder.add(delta, block));
+      }
+      noted.clear();
+      noted_bytes = 0;
+      return {};
+    }
+
+    struct Noted {
+      DeltaView delta;
+      const TensorBlock* block = nullptr;
+    };
     PayloadBuffers::Bucket& bucket;
-    std::unique_ptr<File> part;  // if there are several writers
-    PayloadFindings findings;    // for this lane's frames
-    BackgroundWriter writer;     // last: its thread ends before the other members
+    std::vector<Noted> noted;       // changes that follow those in the bucket
+    std::uint64_t noted_bytes = 0;  // their estimated size in the bucket
+    std::unique_ptr<File> part;     // null with one writer
+    PayloadFindings findings;       // for this lane's frames
+    BackgroundWriter writer;        // last: its thread ends before the other members
   };
+
+  // Estimates the bytes that a delta takes in a bucket, from its mean gap.
+  [[nodiscard]] std::uint64_t estimate(const DeltaView& delta) const {
+    constexpr std::uint64_t kWideGap = 8192;  // above this mean, some gap probably takes 4 bytes
+    const std::uint64_t gap = delta.offsets.empty() ? 0 : delta.offsets.back() / delta.count();
+    const bool gaps = PayloadBuffers::bucket_coding(context_.frame.encoding) != Encoding::kIndices;
+    return delta.count() * (delta.unit_bytes + (gaps && gap < kWideGap ? 2 : 4));
+  }
 
   // Runs on the lane's thread.
   Status write(Lane& lane, std::uint32_t index) const {
+    DRIFTLESS_RETURN_IF_ERROR(lane.encode());
     const BucketView bucket = lane.bucket.builder.view();
     if (lane.part == nullptr) return write_bucket(context_, bucket, index, lane.findings);
+    if (context_.directory_layout == DirectoryLayout::kFlush) {
+      return write_flush(context_, bucket, std::move(lane.part));
+    }
     FrameContext frame = context_.frame;
     frame.index = index;
     DRIFTLESS_ASSIGN_OR_RETURN(lane.findings.tables[frame_file_name(frame.rank, index)],
@@ -112,7 +201,8 @@ class BucketWriter {
     findings_.tables.merge(lane.findings.tables);
     return {};
   }
-  // The oldest first: of several failures, the first bucket's is returned.
+  // Settles the oldest bucket first, so the failure returned is that of the first bucket that
+  // failed.
   Status settle_all() {
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       DRIFTLESS_RETURN_IF_ERROR(settle(lanes_[(filling_ + i) % lanes_.size()]));
@@ -128,29 +218,6 @@ class BucketWriter {
   std::deque<Lane> lanes_;  // last: their threads end before the other members
 };
 
-// Other readers would take an 8-byte position for a 4-byte one without noticing.
-Status check_widths(const PayloadContext& context, const BucketView& bucket) {
-  for (const BucketEntry& entry : bucket.entries) {
-    if (entry.position_bytes <= 4) continue;
-    return error(
-        StatusCode::kUnsupported, "tensor '", (*context.layout)[entry.tensor].name,
-        "': a gap between two changes of it does not fit the 4 bytes that readers of flush "
-        "files know; set snapshot: host, or road.layout: frames");
-  }
-  return {};
-}
-
-Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
-  DRIFTLESS_RETURN_IF_ERROR(check_widths(context, bucket));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
-                             context.road->create_part(flush_file_name(context.frame.rank, index)));
-  const Result<std::uint64_t> size = write_flush_file(
-      std::move(part), *context.layout, bucket, context.frame.encoding, context.frame.id.version,
-      {{"base_version", std::to_string(context.frame.base_version)},
-       {std::string(kOursKey), std::to_string(kManifestFormat)}});
-  return size.status();
-}
-
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
@@ -159,7 +226,7 @@ class BucketPayload final : public RankPayload {
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(
         batch, context_.dense_above_units, findings_,
-        [this](const DiffPiece& piece) { return collect(piece.delta); });
+        [this](const DiffPiece& piece) { return collect(piece.delta, piece.lasting); });
   }
   Status finish() override {
     DRIFTLESS_RETURN_IF_ERROR(drain());
@@ -168,30 +235,30 @@ class BucketPayload final : public RankPayload {
 
  private:
   // The pieces of a tensor arrive one after the other.
-  Status collect(DeltaView delta) {
+  Status collect(DeltaView delta, bool lasting) {
     number_ = delta.tensor;
     const OwnedTensor& owned = context_.store->owned(number_);
     delta.tensor = owned.tensor();
     if (splitter_.owned() != &owned) DRIFTLESS_RETURN_IF_ERROR(drain());
-    if (owned.parts().empty()) return put(delta, owned.block());
+    if (owned.parts().empty()) return put(delta, owned.block(), lasting);
     splitter_.add(owned, delta);
     return {};
   }
   Status drain() {
-    return splitter_.take(
-        [this](const DeltaView& delta, const TensorBlock* block) { return put(delta, block); });
+    return splitter_.take([this](const DeltaView& delta, const TensorBlock* block) {
+      return put(delta, block, false);
+    });
   }
 
-  Status put(const DeltaView& delta, const TensorBlock* block) {
-    const std::uint64_t size = writer_.filling().size_bytes();
-    if (!writer_.filling().accepts(delta) || size >= full_at()) {
+  Status put(const DeltaView& delta, const TensorBlock* block, bool lasting) {
+    const std::uint64_t size = writer_.size_bytes();
+    if (!writer_.accepts(delta) || size >= full_at()) {
       handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
-    if (context_.directory_layout == DirectoryLayout::kFlush && !delta.offsets.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(bridge(delta));
-    }
-    return writer_.filling().add(delta, block);
+    const bool flush = context_.directory_layout == DirectoryLayout::kFlush;
+    if (flush && !delta.offsets.empty()) DRIFTLESS_RETURN_IF_ERROR(bridge(delta));
+    return lasting && !flush ? writer_.add_lasting(delta, block) : writer_.add(delta, block);
   }
 
   // Other readers of flush files read 4-byte gaps. Wider gaps are bridged with unchanged units and
@@ -205,21 +272,25 @@ class BucketPayload final : public RankPayload {
       unit.origin = delta.origin + delta.offsets.front() - gap + context_.position_limit - 1;
       unit.offsets = kHere;
       unit.values = context_.store->bytes(number_).data() + unit.origin * unit.unit_bytes;
-      DRIFTLESS_RETURN_IF_ERROR(writer_.filling().add(unit));
+      DRIFTLESS_RETURN_IF_ERROR(writer_.add(unit, nullptr));
     }
   }
 
-  // When a bucket is full. Nothing overlaps the writing of the last buckets, so a bucket is at most
-  // a quarter of what was handed over before it (less with several writers), but at least
-  // kFirstBytes. In file layouts every bucket costs a file, so buckets there are filled up.
+  // The size at which a bucket is full. No comparison overlaps the writing of the last buckets, so
+  // they must be small: a bucket has at most a fraction of the bytes before it, but kFirstBytes at
+  // least. A receiver inflates a flush file on a single thread, so a version has enough files to
+  // keep several threads busy. A road that takes one part at a time gets few and large flush files.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
-    if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
+    const bool flush = context_.directory_layout == DirectoryLayout::kFlush;
+    if (flush && !written_at_once(context_)) return context_.buffer_bytes;
     const std::uint64_t writers = writer_.writers();
-    // The limit counts a bucket per writer, the one being filled, and as many encoded ones.
+    // One writer needs two buckets and an encoded one. Several share the same memory: a bucket for
+    // each writer and the one being filled, and as many encoded ones.
     const std::uint64_t most =
         writers == 1 ? context_.buffer_bytes : context_.buffer_bytes * 3 / (2 * (writers + 1));
-    return std::min(most, std::max(kFirstBytes, handed_bytes_ / (writers == 1 ? 4 : 2 * writers)));
+    const std::uint64_t share = flush ? kFlushShare : writers == 1 ? 4 : 2 * writers;
+    return std::min(most, std::max(kFirstBytes, handed_bytes_ / share));
   }
 
   PayloadContext context_;
@@ -234,7 +305,9 @@ class BucketPayload final : public RankPayload {
 Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index,
                     PayloadFindings& findings) {
   if (context.directory_layout == DirectoryLayout::kFlush) {
-    return write_flush(context, bucket, index);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
+                               context.road->create_part(part_name(context, index)));
+    return write_flush(context, bucket, std::move(part));
   }
   FrameContext frame = context.frame;
   frame.index = index;

@@ -61,8 +61,8 @@ Status ChangeCapture::compare(std::span<const TensorPair> pairs, void* stream) {
   return done;
 }
 
-// The bits of a NaN that torch writes depend on the processor and on the tensor's strides: such a
-// block is read after it was written.
+// If torch writes a NaN, its bits depend on the processor and on the tensor's strides. A block with
+// a NaN is therefore read after it was written.
 bool ChangeCapture::unknown_bits(std::uint32_t number, std::span<const std::byte> values) const {
   if (!rounded_[number]) return false;
   const DType dtype = weights_.spec(number).dtype;
@@ -100,10 +100,10 @@ Status ChangeCapture::watch(void* stream) {
   if (pairs.empty()) return {};
   DRIFTLESS_RETURN_IF_ERROR(compare(pairs, stream));
   for (const TensorPair& pair : pairs) {
-    DRIFTLESS_RETURN_IF_ERROR(on_gpu()
-                                  ? device_->copy_behind(weights_.data(pair.tensor), pair.new_data,
-                                                         weights_.size_bytes(pair.tensor), stream)
-                                  : weights_.write(pair.tensor, pair.new_data));
+    DRIFTLESS_RETURN_IF_ERROR(
+        on_gpu() ? device_->copy_on_stream(weights_.data(pair.tensor), pair.new_data,
+                                           weights_.size_bytes(pair.tensor), stream)
+                 : weights_.write(pair.tensor, pair.new_data));
   }
   return {};
 }

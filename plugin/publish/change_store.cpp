@@ -9,8 +9,8 @@ namespace driftless {
 ChangeStore::ChangeStore(std::span<const Block> blocks, std::uint64_t limit_bytes)
     : limit_bytes_(limit_bytes) {
   for (const Block& block : blocks) {
-    OwnBlock& own = blocks_.emplace_back(OwnBlock{block, {}, false});
-    own.pieces.resize((block.units + piece_units(block) - 1) / piece_units(block));
+    ChangedPieces& changed = blocks_.emplace_back(ChangedPieces{block, {}, false});
+    changed.pieces.resize((block.units + piece_units(block) - 1) / piece_units(block));
   }
 }
 
@@ -37,9 +37,9 @@ void ChangeStore::merge(PieceChanges& kept, const PieceChanges& later, std::size
   };
   std::size_t i = 0, k = 0;
   while (i < kept.offsets.size() || k < later.offsets.size()) {
-    const bool own = k == later.offsets.size() ||
-                     (i < kept.offsets.size() && kept.offsets[i] <= later.offsets[k]);
-    if (!own) {
+    const bool takes_kept = k == later.offsets.size() ||
+                            (i < kept.offsets.size() && kept.offsets[i] <= later.offsets[k]);
+    if (!takes_kept) {
       put(later.offsets[k], later.values.data() + k * width, later.old_values.data() + k * width);
       ++k;
       continue;
@@ -84,7 +84,7 @@ void ChangeStore::add(std::uint32_t number, std::uint64_t piece, PieceChanges la
 }
 
 void ChangeStore::exchange(std::uint32_t number, std::uint64_t piece, PieceChanges& later) {
-  OwnBlock& block = blocks_[number];
+  ChangedPieces& block = blocks_[number];
   const std::atomic_ref<bool> whole(block.whole);
   if (!whole && bytes_ + later.size_bytes() > limit_bytes_) whole = true;
   if (!whole) {
@@ -103,7 +103,7 @@ void ChangeStore::exchange(std::uint32_t number, std::uint64_t piece, PieceChang
 }
 
 void ChangeStore::release_whole() {
-  for (OwnBlock& block : blocks_) {
+  for (ChangedPieces& block : blocks_) {
     if (!block.whole) continue;
     for (PieceChanges& piece : block.pieces) {
       bytes_ -= piece.size_bytes();
@@ -135,17 +135,18 @@ void ChangeStore::drop(std::uint32_t number) {
 }
 
 DeltaView ChangeStore::delta(std::uint32_t number, std::uint64_t piece) const {
-  const OwnBlock& block = blocks_[number];
-  const PieceChanges& own = block.pieces[piece];
-  return {number, block.unit_bytes, piece * piece_units(block), own.offsets, own.values.data()};
+  const ChangedPieces& block = blocks_[number];
+  const PieceChanges& changes = block.pieces[piece];
+  return {number, block.unit_bytes, piece * piece_units(block), changes.offsets,
+          changes.values.data()};
 }
 
 bool ChangeStore::empty() const {
-  return bytes_ == 0 && std::ranges::none_of(blocks_, &OwnBlock::whole);
+  return bytes_ == 0 && std::ranges::none_of(blocks_, &ChangedPieces::whole);
 }
 
 void ChangeStore::clear() {
-  for (OwnBlock& block : blocks_) {
+  for (ChangedPieces& block : blocks_) {
     block.whole = false;
     for (PieceChanges& piece : block.pieces) piece = {};
   }
@@ -153,7 +154,7 @@ void ChangeStore::clear() {
 }
 
 void ChangeStore::clear_and_keep() {
-  for (OwnBlock& block : blocks_) {
+  for (ChangedPieces& block : blocks_) {
     block.whole = false;
     std::ranges::for_each(block.pieces, &PieceChanges::clear);
   }

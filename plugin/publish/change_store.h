@@ -32,7 +32,7 @@ struct PieceChanges {
 // One thread at a time, unless a call states otherwise.
 class ChangeStore {
  public:
-  // The weights that the changes of one piece lie in.
+  // Changes are kept in pieces, each for so many bytes of weights.
   static constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;
 
   struct Block {
@@ -49,10 +49,10 @@ class ChangeStore {
   void add(const DeltaView& later, const std::byte* old_values);
   // Adds later changes of one piece of a block.
   void add(std::uint32_t number, std::uint64_t piece, PieceChanges later);
-  // Adds later changes of one piece. `later` is empty afterwards, and may have memory of the store
-  // for the next changes.
+  // Adds later changes of one piece. Afterwards `later` is empty; it may have taken over memory of
+  // the store, for the caller's next changes.
   void exchange(std::uint32_t number, std::uint64_t piece, PieceChanges& later);
-  // Frees what blocks that are sent whole still hold. Call it once add() is done on all threads.
+  // Frees the changes of blocks that are sent whole. Call it when no thread is in add() any more.
   void release_whole();
   // Adds all changes of another store of the same blocks, which is empty afterwards.
   void add(ChangeStore& later);
@@ -78,7 +78,7 @@ class ChangeStore {
   void clear_and_keep();
 
  private:
-  struct OwnBlock : Block {
+  struct ChangedPieces : Block {
     std::vector<PieceChanges> pieces;
     bool whole = false;  // written by several threads as a std::atomic_ref
   };
@@ -87,7 +87,7 @@ class ChangeStore {
   }
   static void merge(PieceChanges& kept, const PieceChanges& later, std::size_t width);
 
-  std::vector<OwnBlock> blocks_;
+  std::vector<ChangedPieces> blocks_;
   std::uint64_t limit_bytes_ = 0;
   std::atomic<std::uint64_t> bytes_ = 0;
 };

@@ -100,7 +100,7 @@ class CompactPayload final : public RankPayload {
     ready_bytes_ += ready_.back().add(delta, old_values);
   }
 
-  // The size of frames in other encodings, whose changes take half the bytes.
+  // Twice the size at which other encodings fill a frame: a change takes twice the bytes here.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{4} << 20;
     return std::min(2 * context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));

@@ -10,16 +10,18 @@ namespace driftless {
 namespace {
 
 constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact};
-// The chooser switches if another encoding takes less than kGain of the present one's time. It
-// needs kGainSoon while the present encoding was measured only in its first version, which touches
-// its memory for the first time, and for some versions after a switch, unless that was to an
-// encoding that had not been used.
+// The chooser switches to another encoding if that takes less than kGain of the present one's time.
+// It requires kGainSoon in two cases. First, if the present encoding was measured only in its first
+// version, which is slower because it touches its memory for the first time. Second, during the
+// kSoon versions after a switch, unless that switch tried an encoding that had not been used
+// before.
 constexpr double kGain = 0.93, kGainSoon = 0.7;
 constexpr unsigned kSoon = 8;  // versions
-// Upper bounds of the times of `compact`, as multiples of those of `deltas`: if both are fast, for
-// example on a GPU, the estimate for CPU cores is far off.
+// Upper bounds of the times of `compact`, as multiples of the measured times of `deltas`. If those
+// are short, for example on a GPU, the estimate for CPU cores would be far too long.
 constexpr double kMostMake = 6, kMostDecode = 3;
-// The share of decoding that is left after the last part arrives, however slow the road is.
+// However slow the road is, at least this share of the decoding is left after the last part
+// arrives.
 constexpr double kLeastLeft = 0.15;
 // The weight of a new measurement against the known value.
 constexpr double kWeight = 0.5;
@@ -38,8 +40,9 @@ void learn(double& known, unsigned& times, double found) {
 EncodingChooser::EncodingChooser(Encoding first, unsigned threads) : now_(first) {
   // More threads than this share the memory bandwidth.
   const double cores = std::clamp(threads, 1U, 8U);
-  // bfloat16, from a recorded run: bytes per change; seconds of one core per unit at 1 % changed,
-  // for the other encodings in addition to those of `deltas`.
+  // For bfloat16 at 1 % changed, from a recorded run: bytes per change, and the seconds of one core
+  // per unit to make and to decode a version. The other encodings' seconds come on top of those of
+  // `deltas`.
   known_[Encoding::kDeltas] = {4.05, 0.5e-9 / cores, 0.1e-9 / cores};
   known_[Encoding::kDeltasZstd] = {2.92, 0.2e-9 / cores, 0.08e-9 / cores};
   known_[Encoding::kCompact] = {0.92, 1.3e-9 / cores, 1.2e-9 / cores};
@@ -50,11 +53,12 @@ void EncodingChooser::note(const Version& version) {
   if (known == known_.end() || version.total_units == 0 || version.changed_units == 0) return;
   last_ = version;
   ++versions_since_switch_;
-  Known& own = known->second;
-  own.bytes_per_change =
+  Known& figures = known->second;
+  figures.bytes_per_change =
       static_cast<double>(version.wire_bytes) / static_cast<double>(version.changed_units);
   const double make_ms = std::max(0.0, version.process_ms - version.flush_ms);
-  learn(own.make_s_per_unit, own.made, make_ms / 1e3 / static_cast<double>(version.total_units));
+  learn(figures.make_s_per_unit, figures.made,
+        make_ms / 1e3 / static_cast<double>(version.total_units));
   if (version.flush_ms >= kLeastFlushMs && version.wire_bytes >= kLeastBytes) {
     learn(flush_bytes_per_s_, flushes_,
           static_cast<double>(version.wire_bytes) / version.flush_ms * 1e3);
@@ -96,8 +100,8 @@ Encoding EncodingChooser::choose(const LinkSpeed& slowest,
     learn(link_bytes_per_s_, links_, static_cast<double>(slowest.bytes_per_s));
   }
   if (slowest.units_per_s > 0 && last_) {
-    Known& own = known_[last_->encoding];
-    learn(own.decode_s_per_unit, own.decoded, 1 / static_cast<double>(slowest.units_per_s));
+    Known& figures = known_[last_->encoding];
+    learn(figures.decode_s_per_unit, figures.decoded, 1 / static_cast<double>(slowest.units_per_s));
   }
   const std::optional<double> stay = predict(now_);
   if (!stay) return now_;

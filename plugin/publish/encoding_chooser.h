@@ -4,11 +4,11 @@
 // a road. One thread.
 //
 // The time of a version is estimated as: time to make it + its bytes at the link's rate + the work
-// that a receiver has left after the last byte. Until the link's rate is known, the first encoding
-// stays. Encodings that were not used yet are estimated from their bits per change and from their
-// speed on one Neoverse-N1 core, for `threads` such cores, decoding beside the transfer;
-// measurements replace the estimates. An encoding that was tried and is slower, or is not allowed
-// any more, is left at once; then the choice stays for a while.
+// that a receiver has left after the last byte. Until the link's rate is known, the chooser keeps
+// the first encoding. An encoding that was not used yet is estimated from its bits per change and
+// from its speed on `threads` Neoverse-N1 cores, with decoding beside the transfer; measurements
+// replace the estimates. The chooser leaves an encoding at once if a trial showed that it is
+// slower, or if it is no longer allowed; then it keeps its choice for a while.
 #pragma once
 
 #include <cstdint>

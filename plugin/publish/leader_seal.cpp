@@ -9,9 +9,9 @@
 namespace driftless {
 namespace {
 
-// Readers of other layouts turn their directory into the whole version, so it needs every file of a
-// checkpoint. The files of road.assets_dir are required; files of the sources' directories are
-// added if they can be read.
+// Other software reads the directory of a full version as a checkpoint, so the directory needs
+// every file of one. The files of road.assets_dir are required; files of the sources' directories
+// are added if they can be read.
 Status add_assets(SendRoad& road, const PublisherOptions& options,
                   const std::array<std::string, 2>& companions, std::vector<std::string>& notes) {
   const bool asked = !options.assets_dir.empty();
@@ -46,16 +46,16 @@ Status list_tensors(const RunState& run, const std::vector<PayloadMessage>& rank
   const bool full = manifest.encoding == Encoding::kFull;
   // A delta has its checksums in the metadata of the shards.
   const bool checksums = full || !publication_format(manifest.directory_layout).delta_shards;
-  std::vector<std::size_t> told(run.layout.size());  // owners that reported
+  std::vector<std::size_t> reports(run.layout.size());  // owners that reported
   std::vector<bool> changed(run.layout.size());
   std::vector<Digest> sums(run.layout.size());
   std::map<std::uint32_t, std::string> checksum, whole;
-  const auto hear_of = [&](const TensorDigest& each) -> Status {
-    if (each.tensor >= told.size() || told[each.tensor] == run.owners[each.tensor]) {
-      return error(StatusCode::kInternal, "tensor number ", each.tensor, " of ", told.size(),
+  const auto add_digest = [&](const TensorDigest& each) -> Status {
+    if (each.tensor >= reports.size() || reports[each.tensor] == run.owners[each.tensor]) {
+      return error(StatusCode::kInternal, "tensor number ", each.tensor, " of ", reports.size(),
                    " is not known, or a publisher rank wrote it that does not own it");
     }
-    ++told[each.tensor];
+    ++reports[each.tensor];
     sums[each.tensor] += each.digest;
     return {};
   };
@@ -69,18 +69,19 @@ Status list_tensors(const RunState& run, const std::vector<PayloadMessage>& rank
       if (checksums) known[tensor.name] = tensor.checksum;
     }
     for (const TensorDigest& each : rank.tensor_digests) {
-      DRIFTLESS_RETURN_IF_ERROR(hear_of(each));
+      DRIFTLESS_RETURN_IF_ERROR(add_digest(each));
       changed[each.tensor] = true;
       checksum[each.tensor] = known[run.layout[each.tensor].name];
     }
-    for (const TensorDigest& each : rank.unchanged) DRIFTLESS_RETURN_IF_ERROR(hear_of(each));
+    for (const TensorDigest& each : rank.unchanged) DRIFTLESS_RETURN_IF_ERROR(add_digest(each));
   }
   for (const auto& [tensor, text] : whole) checksum[tensor] = text;
   for (std::uint32_t tensor = 0; tensor < run.layout.size(); ++tensor) {
     if (!changed[tensor]) continue;
-    if (told[tensor] != run.owners[tensor]) {
-      return error(StatusCode::kInternal, "tensor '", run.layout[tensor].name, "': ", told[tensor],
-                   " of ", run.owners[tensor], " publisher ranks told its digest");
+    if (reports[tensor] != run.owners[tensor]) {
+      return error(StatusCode::kInternal, "tensor '", run.layout[tensor].name,
+                   "': ", reports[tensor], " of ", run.owners[tensor],
+                   " publisher ranks reported its digest");
     }
     manifest.tensors.push_back({run.layout[tensor].name, checksum[tensor], sums[tensor]});
   }

@@ -10,6 +10,9 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCopyAlignment = 256;
+constexpr std::string_view kOrBefore = " or before";
+constexpr std::string_view kSinceSweep =
+    " or since the last sweep of all weights (capture.sweep_every)";
 
 std::uint64_t copy_room(std::uint64_t bytes) {
   return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;
@@ -65,14 +68,14 @@ Status LiveStore::capture(std::span<const NewValues> blocks, void* stream) {
   return capture_.capture(blocks, stream);
 }
 
-Status LiveStore::observe(void* stream, bool behind) {
+Status LiveStore::observe(void* stream, bool in_background) {
   DRIFTLESS_RETURN_IF_ERROR(capture_.watch(stream));
   if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device()->mark(stream));
-  behind_ = behind;
+  in_background_ = in_background;
   seen_.clear();
-  if (!behind) return {};
+  if (!in_background) return {};
   // On a GPU it is not known yet which tensors changed in more places than were kept.
-  const bool all = doubtful_ || !captured_ || (on_gpu() && had_whole_);
+  const bool all = in_doubt_ || !captured_ || (on_gpu() && had_whole_);
   std::set<std::uint32_t> whole;
   add_whole(capture_.fresh(), whole);
   add_whole(sent_, whole);
@@ -98,7 +101,7 @@ Status LiveStore::freeze(bool sweeps) {
   if (sweeps && on_gpu() && seen_.empty())
     swept_ = std::async(std::launch::async, [this] { return sweep(nullptr); });
   const Status fetched = capture_.fetch();
-  doubtful_ = doubtful_ || !fetched.ok();
+  in_doubt_ = in_doubt_ || !fetched.ok();
   if (!fetched.ok()) swept_ = {};  // waits for the sweep
   DRIFTLESS_RETURN_IF_ERROR(fetched);
   sent_.add(capture_.fresh());
@@ -122,28 +125,28 @@ Result<std::vector<Digest>> LiveStore::sweep(const std::set<std::uint32_t>* tens
 }
 
 Status LiveStore::prove_read(const Version& version, std::span<const Digest> tracked,
-                             std::span<const TensorDigest> said) {
+                             std::span<const TensorDigest> after) {
   std::set<std::uint32_t> tensors;
-  for (const auto& [tensor, digest] : said) {
+  for (const auto& [tensor, digest] : after) {
     tensors.insert(tensor);
-    if (version.full && behind_ && digest != expected(tracked, tensor)) {
-      return written_since(tensor);
+    if (version.full && in_background_ && digest != expected(tracked, tensor)) {
+      return written_since(tensor, kOrBefore);
     }
   }
+  const std::string_view before = version.unswept ? kSinceSweep : in_background_ ? kOrBefore : "";
   const bool captured = !version.full && !version.reads_weights && whole_tensors() == 0;
   if (captured) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep(on_gpu() ? nullptr : &tensors));
-  for (const auto& [tensor, digest] : said) {
-    if (now[tensor] != digest) return written_since(tensor);
+  for (const auto& [tensor, digest] : after) {
+    if (now[tensor] != digest) return written_since(tensor, before);
   }
   return {};
 }
 
-Status LiveStore::written_since(std::uint32_t tensor) {
-  doubtful_ = true;
+Status LiveStore::written_since(std::uint32_t tensor, std::string_view before) {
+  in_doubt_ = true;
   return error(StatusCode::kMismatch, "tensor '", layout()[tensor].name,
-               "' was written without capture(), while a version was made from it",
-               behind_ ? " or before" : "",
+               "' was written without capture(), while a version was made from it", before,
                ": the weights must stay as they are until publish() returns, or wait(); the next "
                "publish() sends what they are then");
 }
@@ -194,11 +197,13 @@ Status LiveStore::prepare(const Version& version, std::span<const Digest> tracke
   const Status frozen = freeze(!version.full && version.background && sweep_due());
   costs_.captured_bytes = capture_.fresh().size_bytes() + sent_.size_bytes();
   DRIFTLESS_RETURN_IF_ERROR(frozen);
-  if (version.full) return behind_ ? prove(tracked, false).status() : Status();  // as observe() saw
+  if (version.full) {
+    return in_background_ ? prove(tracked, false).status() : Status();  // against observe()
+  }
   Stopwatch watch;
-  // `compact` is coded with the weights, and receivers with other weights could not decode it. A
-  // shard has checksums of the weights.
-  const bool all = sweep_due() || doubtful_ || version.reads_weights;
+  // The sweep of all weights is also needed if the version is made from them: receivers with other
+  // weights could not decode `compact`, and a shard has checksums of the weights.
+  const bool all = sweep_due() || in_doubt_ || version.reads_weights;
   since_sweep_ = all ? 0 : since_sweep_ + 1;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing, prove(tracked, all));
   for (std::size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
@@ -228,30 +233,30 @@ Result<std::vector<std::uint32_t>> LiveStore::prove(std::span<const Digest> trac
   had_whole_ = !whole.empty();
   const bool seen_all = std::ranges::all_of(
       owned(), [&](const OwnedTensor& owned) { return seen_.contains(owned.tensor()); });
-  const bool sweeps = !seen_all && (all || (!behind_ && !whole.empty()));
+  const bool sweeps = !seen_all && (all || (!in_background_ && !whole.empty()));
   if (sweeps && !now) {
     DRIFTLESS_ASSIGN_OR_RETURN(now, sweep(nullptr));
   }
-  if (!behind_ && now) remember(*now, nullptr);
+  if (!in_background_ && now) remember(*now, nullptr);
   std::vector<std::uint32_t> differing;
   for (const OwnedTensor& owned : owned()) {
     const std::uint32_t tensor = owned.tensor();
     const auto seen = seen_.find(tensor);
     const bool is_seen = seen != seen_.end();
     if (whole.contains(tensor) && !is_seen) {
-      doubtful_ = true;
+      in_doubt_ = true;
       return error(StatusCode::kIncomplete, "tensor '", layout()[tensor].name,
-                   "' changed in more places than were kept, or holds a NaN, and nobody knows what "
-                   "it was when publish(wait=False) was called: the next publish() sends it whole");
+                   "' changed in more places than were kept, or holds a NaN, and its values at the "
+                   "call of publish(wait=False) are unknown: the next publish() sends it whole");
     }
     const Digest must = is_seen ? seen->second : expected(tracked, tensor);
-    if (behind_ && now && (*now)[tensor] != must) return written_since(tensor);
+    if (in_background_ && now && (*now)[tensor] != must) return written_since(tensor, kOrBefore);
     if (whole.contains(tensor) || must == expected(tracked, tensor)) continue;
     differing.push_back(tensor);
     whole.insert(tensor);
   }
   send_whole(whole, tracked);
-  if (all || seen_all) doubtful_ = false;
+  if (all || seen_all) in_doubt_ = false;
   return differing;
 }
 
@@ -308,7 +313,7 @@ Status LiveStore::each_piece(std::uint32_t number, const UseChange& use) const {
       const DeltaView delta = sent_.delta(number, piece);
       if (delta.count() == 0) continue;
       DRIFTLESS_RETURN_IF_ERROR(
-          use({nullptr, delta.origin, 0, delta, sent_.old_values(number, piece)}));
+          use({nullptr, delta.origin, 0, delta, sent_.old_values(number, piece), true}));
     }
     return {};
   }
@@ -324,8 +329,8 @@ Status LiveStore::each_piece(std::uint32_t number, const UseChange& use) const {
       DRIFTLESS_RETURN_IF_ERROR(memory()->fetch(std::span(held).first(count * width), values));
       values = held.data();
     }
-    DRIFTLESS_RETURN_IF_ERROR(
-        use({nullptr, first, 0, {number, width, first, offsets.first(count), values}, nullptr}));
+    DRIFTLESS_RETURN_IF_ERROR(use(
+        {nullptr, first, 0, {number, width, first, offsets.first(count), values}, nullptr, false}));
   }
   return {};
 }

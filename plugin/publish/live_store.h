@@ -5,7 +5,7 @@
 // version plus the captured changes.
 //
 // Changes are kept until the version that carries them is committed. Changes that are captured
-// meanwhile are kept apart, because the outcome of a version may become known later.
+// before the outcome of that version is known are kept separately, for the next version.
 #pragma once
 
 #include <future>
@@ -34,37 +34,39 @@ class LiveStore final : public WeightStore {
   // `stream`: the stream on which weights on a GPU are written (PublisherDevice::capture()).
   [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
   // Fixes the weights of the next version: those of this call, until the next call. Captures the
-  // changes of watched blocks. `behind`: the version is made while the trainer goes on, and must
-  // have the weights of this call. Captured changes determine them; tensors whose captured changes
-  // are incomplete are read and summed here.
-  [[nodiscard]] Status observe(void* stream, bool behind);
-  [[nodiscard]] bool behind() const { return behind_; }
-  void end_behind() { behind_ = false; }
+  // changes of watched blocks. `in_background`: the trainer goes on while the version is made, and
+  // the version must have the weights of this call. For most tensors the captured changes determine
+  // them; a tensor whose captured changes are incomplete is read and summed here.
+  [[nodiscard]] Status observe(void* stream, bool in_background);
+  [[nodiscard]] bool in_background() const { return in_background_; }
+  void end_background() { in_background_ = false; }
 
-  // The next version carries what was captured until now, and what no version carried before.
-  // Computes what the changes add to the digest of each tensor, and proves it by a sweep if one is
-  // due. `tracked`: the digests at the last version, by tensor. The notes name tensors that differ
-  // from the last version plus the captured changes: they are sent whole, unless their digest did
-  // not change. While the trainer goes on, such a tensor is a kMismatch, unless observe() summed
-  // it: it may have been written since. kIncomplete: more changed than was kept, and observe() did
-  // not know.
+  // Prepares the next version: it carries the changes that were captured until now and that no
+  // earlier version carried. Computes what they add to the digest of each tensor, and proves that
+  // by a sweep if one is due. `tracked`: the digests at the last version, by tensor. The notes name
+  // the tensors that differ from the last version plus the captured changes. Such a tensor is sent
+  // whole, unless its digest did not change. In the background, the call instead returns kMismatch
+  // if observe() did not sum that tensor, because it may have been written since. kIncomplete: a
+  // tensor has more changes than were kept, and observe() did not know that, so its values at the
+  // call of observe() are unknown.
   struct Version {
     bool full = false;
     bool reads_weights = false;  // PublicationFormat::reads_weights()
     bool background = true;      // a sweep on a GPU may begin beside other work
+    bool unswept = false;        // for prove_read(): nothing proved the weights of this version
   };
   [[nodiscard]] Status prepare(const Version& version, std::span<const Digest> tracked,
                                std::vector<std::string>& notes);
   [[nodiscard]] std::size_t whole_tensors() const;  // in this version
   // Not ok if a tensor that was read differs from the version: it was written while the version was
-  // made from it. `said`: the digests after the version.
+  // made from it. `after`: the digests after the version.
   [[nodiscard]] Status prove_read(const Version& version, std::span<const Digest> tracked,
-                                  std::span<const TensorDigest> said);
+                                  std::span<const TensorDigest> after);
 
   // Whether changes may be missing: a capture failed, or the weights are not those of the last
   // version.
-  [[nodiscard]] bool doubtful() const { return doubtful_; }
-  void doubt(bool doubtful) { doubtful_ = doubtful; }
+  [[nodiscard]] bool in_doubt() const { return in_doubt_; }
+  void doubt(bool in_doubt) { in_doubt_ = in_doubt; }
   [[nodiscard]] LiveCosts& costs() { return costs_; }  // since the last version
 
   [[nodiscard]] Result<std::vector<Digest>> digests() const override { return sweep(nullptr); }
@@ -93,7 +95,9 @@ class LiveStore final : public WeightStore {
   void remember(const std::vector<Digest>& now, const std::set<std::uint32_t>* tensors);
   [[nodiscard]] Status sum_changes();
   [[nodiscard]] Digest expected(std::span<const Digest> tracked, std::uint32_t tensor) const;
-  [[nodiscard]] Status written_since(std::uint32_t tensor);  // an error, and sets doubtful()
+  // Returns an error, and sets in_doubt(). `before`: words for the message if the tensor may have
+  // been written earlier, too.
+  [[nodiscard]] Status written_since(std::uint32_t tensor, std::string_view before);
   // Marks tensors to be sent whole, with the digests that observe() or a sweep of prove() saw.
   // Tensors whose digest did not change are left out.
   void send_whole(const std::set<std::uint32_t>& whole, std::span<const Digest> tracked);
@@ -103,10 +107,10 @@ class LiveStore final : public WeightStore {
   std::shared_ptr<std::byte> copies_;  // of the watched blocks
   std::vector<WeightMap> maps_;        // place in the tensor of each block that is not empty
   ChangeStore sent_;
-  bool doubtful_ = false;
+  bool in_doubt_ = false;
   bool captured_ = false;   // since the last version
-  bool had_whole_ = false;  // the last version sent whole tensors, or was to
-  bool behind_ = false;
+  bool had_whole_ = false;  // the last version, even if it failed, had tensors to send whole
+  bool in_background_ = false;
   std::uint64_t since_sweep_ = 0;  // versions
   LiveCosts costs_;
   std::map<std::uint32_t, Digest> seen_;            // by tensor, read by observe() or prove()

@@ -15,22 +15,23 @@
 namespace driftless {
 namespace {
 
-// All ranks but the leader begin the publication; the leader has begun it already. No rank writes
-// before all have begun: a road whose flush() synchronizes the ranks would wait for a rank that
-// could not begin, and a leader that aborts at once would remove what other ranks are still
-// reading. Not ok: dropped on this rank. `heard`: set if the other ranks know, and drop it, too.
+// Begins the publication on all ranks but the leader, which has begun it already. No rank writes
+// before all have begun: otherwise a road whose flush() synchronizes the ranks would wait for a
+// rank that could not begin, and a leader that aborts at once would remove what other ranks are
+// still reading. Not ok: this rank has dropped the publication. `all_know`: whether all ranks know
+// of the failure, and drop it, too.
 Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
-                      const Deadline& deadline, bool& heard) {
+                      const Deadline& deadline, bool& all_know) {
   if (group.size() == 1) return {};
   StatusMessage mine;
   if (!group.leads()) mine.status = road.begin(id, deadline);
   StatusMessage go{collect(group, mine, deadline).status()};
-  Status told = hear(group, go, deadline);
-  heard = told.ok();
-  if (heard) told = go.status;
-  if (told.ok()) return {};
+  Status status = broadcast_message(group, go, deadline);
+  all_know = status.ok();
+  if (all_know) status = go.status;
+  if (status.ok()) return {};
   const Status dropped = road.abort();
-  return told.with_context(concat(to_string(id), " was not published"));
+  return status.with_context(concat(to_string(id), " was not published"));
 }
 
 // The digests of a rank's tensors after a version with these findings.
@@ -92,18 +93,19 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
   }
 }
 
-Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSource* own) {
+Result<PublishReport> Publisher::publish_guarded(WeightSource& weights,
+                                                 WeightSource* trainer_weights) {
   group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
   run_.companions[1] = weights.companions_dir();
   if (!observed_) static_cast<void>(observe(weights));  // a failure fails the plan
   const Status ready = *std::exchange(observed_, std::nullopt);
-  Result<PublishReport> report = publish_once(ready, weights, own);
-  if (report.ok() || !all_heard_) return report;
+  Result<PublishReport> report = publish_once(ready, weights, trainer_weights);
+  if (report.ok() || !all_ranks_know_) return report;
   const Result<bool> over = use_fallback();
   if (!over.ok()) {
     return error(report.status().code(), report.status().message(), "; ", over.status().message());
   }
-  return *over ? publish_once(ready, weights, own) : report;
+  return *over ? publish_once(ready, weights, trainer_weights) : report;
 }
 
 Result<bool> Publisher::use_fallback() {
@@ -115,28 +117,28 @@ Result<bool> Publisher::use_fallback() {
   FallbackMessage message;
   message.status = troubles.status();
   if (leader_ && troubles.ok()) message = leader_->use_fallback(*troubles, deadline);
-  DRIFTLESS_ASSIGN_OR_RETURN(const FallbackMessage told,
-                             tell(group_, std::move(message), deadline));
-  if (told.reason.empty()) return false;
-  DRIFTLESS_RETURN_IF_ERROR(fallback->use(told.reason, std::nullopt, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FallbackMessage agreed,
+                             broadcast_checked(group_, std::move(message), deadline));
+  if (agreed.reason.empty()) return false;
+  DRIFTLESS_RETURN_IF_ERROR(fallback->use(agreed.reason, std::nullopt, deadline));
   return true;
 }
 
 Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weights,
-                                              WeightSource* own) {
+                                              WeightSource* trainer_weights) {
   Stopwatch total;
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
-  all_heard_ = false;
+  all_ranks_know_ = false;
   DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage plan, make_plan(std::move(ready), deadline));
-  DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, trainer_weights, deadline));
   PublishReport report;
   report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
   const PublicationId id{plan.version, PublicationKind::kVersion};
   for (;;) {
-    DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_heard_));
-    all_heard_ = false;
+    DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_ranks_know_));
+    all_ranks_know_ = false;
     const PayloadMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     report.stages += stages_;
@@ -144,29 +146,31 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
     Result<std::vector<PayloadMessage>> ranks = collect(group_, mine, deadline);
     OutcomeMessage outcome;
     if (leader_) {
-      const bool behind = live_ != nullptr && live_->behind();
-      outcome = leader_->conclude(plan, std::move(ranks), behind, deadline);
+      const bool in_background = live_ != nullptr && live_->in_background();
+      outcome = leader_->conclude(plan, std::move(ranks), in_background, deadline);
     }
-    const Status heard = hear(group_, outcome, deadline);
+    const Status delivered = broadcast_message(group_, outcome, deadline);
     const double seal_ms = watch.lap_ms();
     report.seal_ms += seal_ms;
     report.manifest_publish_ms += seal_ms;
-    if (!heard.ok() && !leader_) {
+    if (!delivered.ok() && !leader_) {
       outcome.verdict = Verdict::kDoubt;  // the leader has decided, but the verdict is unknown
-      outcome.status = heard.with_context(concat("the verdict on version ", plan.version));
-    } else if (!heard.ok()) {
-      outcome.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
-                                     plan.version, ": ", heard.message()));
+      outcome.status = delivered.with_context(concat("the outcome of version ", plan.version));
+    } else if (!delivered.ok()) {
+      outcome.notes.push_back(concat("a publisher rank did not receive the outcome of version ",
+                                     plan.version, ": ", delivered.message()));
     }
-    all_heard_ = heard.ok() && outcome.verdict != Verdict::kDoubt;
+    all_ranks_know_ = delivered.ok() && outcome.verdict != Verdict::kDoubt;
     if (!outcome.status.ok()) return give_up(plan, outcome, mine);
     report.notes.insert(report.notes.end(), outcome.notes.begin(), outcome.notes.end());
     if (outcome.verdict == Verdict::kRedoFull) {
       take_back(plan.full);
-      all_heard_ = false;
+      all_ranks_know_ = false;
       if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun again
       plan.full = true;
-      if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
+      if (live_ != nullptr) {
+        DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, trainer_weights, deadline));
+      }
       continue;
     }
     commit(plan.version, mine.tensor_digests, outcome.digest);
@@ -188,7 +192,7 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
       report.anchor = anchored.ok();
       if (!anchored.ok()) {
         report.notes.emplace_back(anchored.message());
-        const Result<bool> over = all_heard_ ? use_fallback() : false;
+        const Result<bool> over = all_ranks_know_ ? use_fallback() : false;
         if (!over.ok()) report.notes.emplace_back(over.status().message());
       }
     }
@@ -242,23 +246,23 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
     if (there.ok()) resolve_doubt(*there);
   }
   if (leader_ && plan.status.ok()) {
-    plan = leader_->plan(*ranks, needs_full_, live_ != nullptr && live_->behind(), deadline);
+    plan = leader_->plan(*ranks, needs_full_, live_ != nullptr && live_->in_background(), deadline);
   }
-  PlanMessage told = std::move(plan);
-  DRIFTLESS_RETURN_IF_ERROR(hear(group_, told, deadline));
-  all_heard_ = true;
-  DRIFTLESS_RETURN_IF_ERROR(told.status);
+  PlanMessage agreed = std::move(plan);
+  DRIFTLESS_RETURN_IF_ERROR(broadcast_message(group_, agreed, deadline));
+  all_ranks_know_ = true;
+  DRIFTLESS_RETURN_IF_ERROR(agreed.status);
   Fallback* const fallback = road_.fallback();
-  if (fallback != nullptr && !told.fallback.empty()) {  // the switch may be unknown on this rank
-    DRIFTLESS_RETURN_IF_ERROR(fallback->use(told.fallback, std::nullopt, deadline));
+  if (fallback != nullptr && !agreed.fallback.empty()) {  // the switch may be unknown on this rank
+    DRIFTLESS_RETURN_IF_ERROR(fallback->use(agreed.fallback, std::nullopt, deadline));
   }
-  all_heard_ = false;
+  all_ranks_know_ = false;
   if (doubt_) {
-    doubt_->digest = told.digest;
-    resolve_doubt(doubt_->version == told.base_version);
+    doubt_->digest = agreed.digest;
+    resolve_doubt(doubt_->version == agreed.base_version);
   }
   // Everything that may throw comes first, so that buffers, cuts and encoding always match.
-  VersionShape shape = told.shape;
+  VersionShape shape = agreed.shape;
   std::unique_ptr<PayloadBuffers> buffers;
   if (shape.encoding != run_.shape.encoding) {
     buffers = std::make_unique<PayloadBuffers>(run_.layout, shape.encoding);
@@ -267,13 +271,13 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
   std::swap(run_.shape, shape);
   if (buffers) buffers_ = std::move(buffers);
   if (leader_) leader_->planner().adopted();
-  return told;
+  return agreed;
 }
 
-Status Publisher::measure_blocks(const PlanMessage& plan, WeightSource* own,
+Status Publisher::measure_blocks(const PlanMessage& plan, WeightSource* trainer_weights,
                                  const Deadline& deadline) {
   live_notes_.clear();
-  if (own != nullptr) measured_ = quantized_->measure(*own);
+  if (trainer_weights != nullptr) measured_ = quantized_->measure(*trainer_weights);
   if (quantized_live_ != nullptr) measured_ = prepare_live(plan.full);
   const Status agreed = agree_on_blocks(deadline);
   if (!agreed.ok()) {
@@ -295,14 +299,15 @@ Status Publisher::agree_on_blocks(const Deadline& deadline) {
   if (quantized_ && !shares_blocks_) quantized_->agree_alone();
   if (!shares_blocks_) return {};
   MaximaMessage mine;
-  if (quantized_) mine = quantized_->to_tell();
+  if (quantized_) mine = quantized_->maxima_to_send();
   mine.status = measured_;
   if (quantized_) quantized_->forget();  // stays so after a failure
   const Result<std::vector<MaximaMessage>> ranks = collect(group_, mine, deadline);
   MaximaMessage merged;
   if (leader_) merged = leader_->agree(ranks);
-  DRIFTLESS_ASSIGN_OR_RETURN(const MaximaMessage told, tell(group_, std::move(merged), deadline));
-  if (quantized_) quantized_->heard(told);
+  DRIFTLESS_ASSIGN_OR_RETURN(const MaximaMessage agreed,
+                             broadcast_checked(group_, std::move(merged), deadline));
+  if (quantized_) quantized_->take_maxima(agreed);
   return {};
 }
 
@@ -323,7 +328,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
                                      options_.background};
     ready = live_->prepare(version, tensor_digests_, notes);
-    // A shard has either changes with old values, or a whole version.
+    // The shard of a delta cannot hold whole tensors.
     needs_full = !plan.full && live_->whole_tensors() > 0 && format.delta_shards;
   }
   const double prepare_ms = watch.lap_ms();
@@ -446,7 +451,7 @@ PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& dea
 Status Publisher::add_anchor(std::vector<std::string>& notes) {
   const Deadline deadline = Deadline::after(options_.deadline);
   const PublicationId id{run_.id.version, PublicationKind::kAnchor};
-  DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_heard_));
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_ranks_know_));
   const PayloadMessage mine =
       write_payload(context(id, id.version, true), deadline, [&](const AddBatch& add) {
         return quantized_live_ != nullptr ? quantized_live_->each_batch(add) : add(store_->offer());
@@ -458,14 +463,14 @@ Status Publisher::add_anchor(std::vector<std::string>& notes) {
     bool doubt = false;
     outcome.status = leader_->seal({id, id.version, true}, *ranks, deadline, outcome, doubt);
   }
-  Status told = hear(group_, outcome, deadline);
-  all_heard_ = told.ok();
-  if (told.ok()) told = outcome.status;
-  if (!told.ok()) {
+  Status status = broadcast_message(group_, outcome, deadline);
+  all_ranks_know_ = status.ok();
+  if (status.ok()) status = outcome.status;
+  if (!status.ok()) {
     const Status dropped = road_.abort();
-    // The mirror already has the present weights.
+    // The mirror already holds the present weights, which receivers do not have.
     needs_full_ = needs_full_ || (live_ != nullptr && mirror_ != nullptr);
-    return told.with_context(concat("the ", to_string(id), " was not published"));
+    return status.with_context(concat("the ", to_string(id), " was not published"));
   }
   notes.insert(notes.end(), outcome.notes.begin(), outcome.notes.end());
   if (leader_) leader_->anchored(id.version);
@@ -475,12 +480,12 @@ Status Publisher::add_anchor(std::vector<std::string>& notes) {
 Status Publisher::publish_anchor() {
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch();
-  if (live_ != nullptr) live_->end_behind();
+  if (live_ != nullptr) live_->end_background();
   StatusMessage begun;
   if (leader_) {
     begun.status = leader_->begin({run_.id.version, PublicationKind::kAnchor}, deadline);
   }
-  DRIFTLESS_RETURN_IF_ERROR(tell(group_, begun, deadline).status());
+  DRIFTLESS_RETURN_IF_ERROR(broadcast_checked(group_, begun, deadline).status());
   std::vector<std::string> notes;
   return add_anchor(notes);
 }
@@ -517,11 +522,11 @@ Status Publisher::capture(std::span<const NewTensor> values, void* stream) {
                  "capture() is for publishers without a snapshot: set snapshot: none");
   }
   Stopwatch watch;
-  const bool doubtful = live_->doubtful();
+  const bool in_doubt = live_->in_doubt();
   live_->doubt(true);  // set first, in case memory runs out
   const Result<std::vector<NewValues>> blocks = live_offers().new_values(values);
   const Status captured = blocks.ok() ? live_->capture(*blocks, stream) : blocks.status();
-  live_->doubt(doubtful || !captured.ok());
+  live_->doubt(in_doubt || !captured.ok());
   live_->costs().capture_ms += watch.lap_ms();
   return captured;
 }
@@ -530,7 +535,7 @@ void Publisher::doubt() {
   if (live_ != nullptr) live_->doubt(true);
 }
 
-Status Publisher::observe(WeightSource& weights, void* stream, bool behind) {
+Status Publisher::observe(WeightSource& weights, void* stream, bool in_background) {
   const auto look = [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(live_offers().check_source(weights));
     if (live_ == nullptr) return {};
@@ -541,7 +546,7 @@ Status Publisher::observe(WeightSource& weights, void* stream, bool behind) {
           return {};
         },
         [&](const OfferedTensor& copy) { return live_offers().look_at_copy(copy); }));
-    DRIFTLESS_RETURN_IF_ERROR(live_->observe(stream, behind));
+    DRIFTLESS_RETURN_IF_ERROR(live_->observe(stream, in_background));
     return offers_->observe_copies(options_.device.get());
   };
   observed_ = look();

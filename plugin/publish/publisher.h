@@ -186,14 +186,16 @@ class Publisher {
   [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream = nullptr);
   // Weights may be written without capture(): the next publish() looks for such changes.
   void doubt();
-  // The part of publish() that must finish before weights are written that capture() does not see
-  // (WeightSource::watched()). Not collective; publish() with the same source does it if it was not
-  // called. `stream` as above: the version includes what is queued there until now, and publish()
-  // waits for it. `behind`: publish() is called while the trainer goes on. The version then has the
-  // weights of this call, or fails (kMismatch). All weights are read in this call if capture() was
-  // not called since the last version, if it failed, or if the last version found missing changes;
-  // else only tensors with more changes than were kept.
-  [[nodiscard]] Status observe(WeightSource& weights, void* stream = nullptr, bool behind = false);
+  // Fixes the weights of the next version. Call it before code other than the optimizer writes
+  // watched tensors (WeightSource::watched()), because capture() does not see these writes. Not
+  // collective. If it was not called, publish() with the same source does it. `stream` as above:
+  // the version includes the work that is queued there until now, and publish() waits for it.
+  // `in_background`: the trainer goes on during publish(). The version then has the weights of this
+  // call, or fails (kMismatch). The call reads all weights if capture() was not called since the
+  // last version, if it failed, or if the last version found missing changes; otherwise it reads
+  // only tensors with more changes than were kept.
+  [[nodiscard]] Status observe(WeightSource& weights, void* stream = nullptr,
+                               bool in_background = false);
   // Leader: the next publish() adds an anchor. It also does if a receiver asks for one because it
   // fell too far behind (kAnchorWanted in its report).
   void request_anchor();
@@ -213,7 +215,7 @@ class Publisher {
   Publisher(const PublisherOptions& options, Group& group, SendRoad& road, ReceiveRoad* history);
 
   // The steps of open(), in order.
-  [[nodiscard]] Status open_quantized(const WeightSource& own);
+  [[nodiscard]] Status open_quantized(const WeightSource& trainer_weights);
   [[nodiscard]] Status open_ranks(WeightSource& base, WeightSource& live, Status ready,
                                   const Deadline& deadline);
   [[nodiscard]] Status assemble(WeightSource& base, const WeightSource& live, Status ready,
@@ -226,23 +228,23 @@ class Publisher {
   [[nodiscard]] Status compare_with_base(WeightSource& base, const Deadline& deadline);
   // The offers of the trainer's own weights, which differ from the published ones if they are
   // quantized.
-  [[nodiscard]] RankOffers& live_offers() { return own_offers_ ? *own_offers_ : *offers_; }
+  [[nodiscard]] RankOffers& live_offers() { return trainer_offers_ ? *trainer_offers_ : *offers_; }
   [[nodiscard]] Status prepare_live(bool full);
   [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
   void use_buffers();  // for the encoding of the run's shape
   void set_digests(std::vector<Digest> digests);
 
   [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights,
-                                                      WeightSource* own = nullptr);
+                                                      WeightSource* trainer_weights = nullptr);
   [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights,
-                                                   WeightSource* own);
+                                                   WeightSource* trainer_weights);
   // Collective, after a failure that all ranks know of: whether they switch to the road's fallback
   // now.
   [[nodiscard]] Result<bool> use_fallback();
   [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
-  // Measures FP8 blocks before a version is made, or made again. `own`: the weights, if there is a
-  // snapshot and they are quantized.
-  [[nodiscard]] Status measure_blocks(const PlanMessage& plan, WeightSource* own,
+  // Measures FP8 blocks before a version is made, or made again. `trainer_weights`: the weights if
+  // there is a snapshot and they are quantized; otherwise null.
+  [[nodiscard]] Status measure_blocks(const PlanMessage& plan, WeightSource* trainer_weights,
                                       const Deadline& deadline);
   // Agrees with the other ranks on the largest magnitudes of FP8 blocks. Collective if ranks share
   // blocks.
@@ -274,15 +276,15 @@ class Publisher {
   RunState run_;
   std::unique_ptr<Checkpoint> quantized_base_;
   std::unique_ptr<QuantizedWeights> quantized_;  // null: this rank does not quantize
-  Status measured_;                              // the outcome of measuring what is quantized
+  Status measured_;                              // the status of measuring the FP8 blocks
   std::unique_ptr<RankOffers> offers_;
   std::unique_ptr<WeightStore> store_;
   LiveStore* live_ = nullptr;  // store_, or part of it, if there is no snapshot
   // store_, if there is no snapshot and weights are quantized; then also the offers and layout of
   // the trainer's weights.
   QuantizedStore* quantized_live_ = nullptr;
-  std::unique_ptr<RankOffers> own_offers_;
-  std::unique_ptr<WeightLayout> own_layout_;
+  std::unique_ptr<RankOffers> trainer_offers_;
+  std::unique_ptr<WeightLayout> trainer_layout_;
   std::vector<std::string> live_notes_;  // from prepare_live()
   std::unique_ptr<BlockMirror> mirror_;  // a layout of whole tensors, some of which are in blocks
   std::unique_ptr<PublisherLeader> leader_;  // null on other ranks
@@ -292,7 +294,7 @@ class Publisher {
   std::uint64_t step_ = 0;              // the last step that publish() was given
   std::optional<Status> observed_;      // the result of observe(), until publish()
   bool needs_full_ = false;
-  bool all_heard_ = false;  // every rank knows that the last attempt at a version failed
+  bool all_ranks_know_ = false;  // every rank knows that the last attempt at a version failed
   bool resumed_ = false;
   bool shares_blocks_ = false;  // ranks own parts of the same FP8 blocks
   StageTimes stages_;           // of the last publication

@@ -75,14 +75,14 @@ class PublisherDevice {
   virtual void abort() = 0;
 
   // The calls below are for publishers without a snapshot (LiveStore). `trainer` is the stream on
-  // which the weights are written (a cudaStream_t; null: the default one). capture() compares, on
-  // that stream, where both sides lie: work that is queued there later may overwrite them. The
-  // changes stay on the device until fetch_captured().
+  // which the weights are written (a cudaStream_t; null: the default one). capture() queues the
+  // comparison on that stream, without copying either side: work that is queued there later may
+  // overwrite both. The changes stay on the device until fetch_captured().
   [[nodiscard]] virtual Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
                                        void* trainer) = 0;
   // Copies within the device, on that stream.
-  [[nodiscard]] virtual Status copy_behind(std::byte* to, const std::byte* from,
-                                           std::uint64_t bytes, void* trainer) = 0;
+  [[nodiscard]] virtual Status copy_on_stream(std::byte* to, const std::byte* from,
+                                              std::uint64_t bytes, void* trainer) = 0;
   // Marks what is queued on that stream now.
   [[nodiscard]] virtual Status mark(void* trainer) = 0;
   // Waits until the marked work and all comparisons are done.

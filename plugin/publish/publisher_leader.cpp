@@ -206,7 +206,8 @@ DigestMessage PublisherLeader::add_up(const std::vector<BaseMessage>& ranks) {
   return sum;
 }
 
-Status PublisherLeader::check_copies(const std::vector<TensorDigests>& ranks, bool behind) const {
+Status PublisherLeader::check_copies(const std::vector<TensorDigests>& ranks,
+                                     bool in_background) const {
   std::map<RankOffer, Digest> digests;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     for (const auto& [offer, digest] : ranks[rank]) digests[{rank, offer}] = digest;
@@ -215,7 +216,7 @@ Status PublisherLeader::check_copies(const std::vector<TensorDigests>& ranks, bo
     const auto one = digests.find(dropped), other = digests.find(kept);
     if (one == digests.end() || other == digests.end()) {
       return error(StatusCode::kInternal, "tensor '", copied_names_.at(kept),
-                   "': a publisher rank did not tell the digest of its copy");
+                   "': a publisher rank did not report the digest of its copy");
     }
     if (one->second == other->second) continue;
     return error(
@@ -223,7 +224,7 @@ Status PublisherLeader::check_copies(const std::vector<TensorDigests>& ranks, bo
         "' has other bits on publisher rank ", dropped.first, " than on rank ", kept.first,
         ": if they are different tensors, publish them under different names; if they are ",
         "copies, bring them in step",
-        behind ? "; or they were written since publish(wait=False) was called" : "");
+        in_background ? "; or they were written since publish(wait=False) was called" : "");
   }
   return {};
 }
@@ -250,7 +251,7 @@ Status PublisherLeader::find_unpublished(std::vector<std::string>& notes) {
 }
 
 // Does not wait: the announcement exists now or not at all.
-Result<std::string> PublisherLeader::announced(const Deadline& deadline) {
+Result<std::string> PublisherLeader::fetch_announcement(const Deadline& deadline) {
   if (history_ == nullptr) return error(StatusCode::kNotFound, "no history");
   return history_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
 }
@@ -259,7 +260,7 @@ StartMessage PublisherLeader::find_start(const Deadline& deadline) {
   StartMessage start;
   start.run = random_hash128();
   start.digest = run_.digest;
-  const Result<std::string> text = announced(deadline);
+  const Result<std::string> text = fetch_announcement(deadline);
   const StatusCode code = text.status().code();
   if (code == StatusCode::kNotFound || code == StatusCode::kDeadlineExceeded) {
     if (options_.resume == ResumeMode::kRequire) {
@@ -288,7 +289,7 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
   start.version = std::max(start.version, newest_anchor_.value_or(0));
   DRIFTLESS_ASSIGN_OR_RETURN(highest_number_, road_.highest_number());
   highest_number_ = std::max(highest_number_, found.used_numbers);
-  announced_.used_numbers = found.used_numbers;  // announced again
+  announcement_.used_numbers = found.used_numbers;  // the new announcement keeps them
   start.run = found.run;
   start.resume = true;
   if (start.version > 0) {
@@ -299,7 +300,7 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
 
 Status PublisherLeader::check_run(const RunInfo& found) const {
   constexpr std::string_view kElsewhere =
-      "; publish somewhere else, or remove what is there once nobody needs it";
+      "; publish somewhere else, or remove the run there once no process needs it";
   if (options_.resume == ResumeMode::kNever) {
     return error(StatusCode::kAlreadyExists, "the road holds run ", to_hex(found.run),
                  " already, and resume is never", kElsewhere);
@@ -337,16 +338,16 @@ void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
                          to_hex(start.digest), "; start a new run on an empty road");
     return;
   }
-  announced_ = {start.run,
-                run_.layout,
-                run_.base_digest,
-                ranks_,
-                base_tensor_digests_,
-                unpublished_,
-                options_.quantize_rule,
-                announced_.used_numbers};
-  start.status = road_.announce(run_info_to_json(announced_), deadline);
-  // In a layout with anchors among its versions, a resumed run has a whole version, or will have.
+  announcement_ = {start.run,
+                   run_.layout,
+                   run_.base_digest,
+                   ranks_,
+                   base_tensor_digests_,
+                   unpublished_,
+                   options_.quantize_rule,
+                   announcement_.used_numbers};
+  start.status = road_.announce(run_info_to_json(announcement_), deadline);
+  // If anchors are versions themselves, a resumed run has a full version already, or gets one.
   const bool among = format_.anchors_among_versions && start.version > 0;
   start.anchor = start.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
   if (start.otherwise && start.anchor) {  // these weights differ from that version
@@ -370,19 +371,20 @@ Result<bool> PublisherLeader::published(const PublicationId& id, const Hash128& 
                           ", this publisher's has ", to_hex(manifest)));
 }
 
-Status PublisherLeader::note_fence(Status said) {
-  if (said.code() != StatusCode::kWrongRun) return said;
-  const Result<std::string> text = announced(Deadline::after(std::chrono::milliseconds(0)));
+Status PublisherLeader::note_fence(Status status) {
+  if (status.code() != StatusCode::kWrongRun) return status;
+  const Result<std::string> text =
+      fetch_announcement(Deadline::after(std::chrono::milliseconds(0)));
   const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
                                         : Result<RunInfo>(text.status());
   const std::string carries =
       now.ok() ? concat("the road carries run ", to_hex(now->run), " now",
                         now->run == run_.id.run ? ", the same, by another publisher" : "")
-               : std::string("nobody can say which run the road carries now");
-  fenced_ =
-      error(StatusCode::kWrongRun, "run ", to_hex(run_.id.run), " of this trainer is fenced at ",
-            "version ", run_.id.version, ": another publisher has taken its road over, and ",
-            carries, ". Stop one of the two trainers, then start this one again: ", said.message());
+               : std::string("it is unknown which run the road carries now");
+  fenced_ = error(StatusCode::kWrongRun, "run ", to_hex(run_.id.run),
+                  " of this trainer is fenced at ", "version ", run_.id.version,
+                  ": another publisher has taken its road over, and ", carries,
+                  ". Stop one of the two trainers, then start this one again: ", status.message());
   return fenced_;
 }
 
@@ -396,9 +398,9 @@ FallbackMessage PublisherLeader::use_fallback(const std::vector<std::string>& tr
   }
   if (failed.ok()) return message;
   std::optional<std::string> announcement;
-  if (!announced_.run.is_zero()) {
-    announced_.used_numbers = std::max(run_.id.version, highest_number_);
-    announcement = run_info_to_json(announced_);
+  if (!announcement_.run.is_zero()) {
+    announcement_.used_numbers = std::max(run_.id.version, highest_number_);
+    announcement = run_info_to_json(announcement_);
   }
   message.status = road_.fallback()->use(failed.message(), announcement, deadline);
   if (!message.status.ok()) return message;
@@ -411,7 +413,7 @@ FallbackMessage PublisherLeader::use_fallback(const std::vector<std::string>& tr
 }
 
 PlanMessage PublisherLeader::plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
-                                  bool behind, const Deadline& deadline) {
+                                  bool in_background, const Deadline& deadline) {
   PlanMessage plan;
   plan.status = fenced_;
   plan.fallback = fallback_;
@@ -427,7 +429,7 @@ PlanMessage PublisherLeader::plan(const std::vector<ReadyMessage>& ranks, bool n
   plan.base_version = run_.id.version;
   plan.version = std::max(run_.id.version, highest_number_) + 1;
   plan.full = options_.mode == UpdateMode::kFull || needs_full ||
-              highest_number_ > run_.id.version || (bridging_ && !behind) ||
+              highest_number_ > run_.id.version || (bridging_ && !in_background) ||
               std::ranges::any_of(ranks, &ReadyMessage::needs_full) ||
               (format_.anchors_among_versions && anchor_due(plan.version));
   plan.digest = run_.digest;
@@ -441,8 +443,8 @@ Status PublisherLeader::begin(const PublicationId& id, const Deadline& deadline)
 }
 
 OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
-                                         Result<std::vector<PayloadMessage>> ranks, bool behind,
-                                         const Deadline& deadline) {
+                                         Result<std::vector<PayloadMessage>> ranks,
+                                         bool in_background, const Deadline& deadline) {
   const PublicationId id{plan.version, PublicationKind::kVersion};
   OutcomeMessage outcome;
   outcome.verdict = Verdict::kAbort;
@@ -481,7 +483,7 @@ OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
     return outcome;
   }
   outcome.status =
-      check_copies(copies, behind).with_context(concat(to_string(id), " was not published"));
+      check_copies(copies, in_background).with_context(concat(to_string(id), " was not published"));
   if (outcome.status.ok()) seal_version(plan, *ranks, outcome, deadline);
   return outcome;
 }
@@ -502,10 +504,10 @@ void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadM
   outcome.status = seal({id, plan.base_version, plan.full}, ranks, deadline, outcome, doubt);
   if (!outcome.status.ok()) {
     outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
-    outcome.status = outcome.status.with_context(
-        concat(to_string(id), doubt ? ": nobody can say whether it is published; the next publish "
-                                      "finds out"
-                                    : " was not published"));
+    outcome.status = outcome.status.with_context(concat(
+        to_string(id), doubt
+                           ? ": it is unknown whether it is published; the next publish() finds out"
+                           : " was not published"));
     return;
   }
   outcome.verdict = Verdict::kCommit;
@@ -517,8 +519,7 @@ void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadM
 bool PublisherLeader::anchor_wanted() {
   const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
   return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
-           // An anchor past its version serves it, even if the receiver has left without another
-           // report.
+           // A newer anchor already serves this receiver, even if it left without another report.
            const bool served = newest_anchor_ && *newest_anchor_ > report.version;
            if (report.proof != kAnchorWanted || served) return false;
            const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);

@@ -38,20 +38,20 @@ class PublisherLeader {
   // from another publisher.
   [[nodiscard]] Result<bool> published(const PublicationId& id, const Hash128& manifest,
                                        const Deadline& deadline);
-  // `behind`: the version is made while the trainer goes on.
+  // `in_background`: the version is made while the trainer goes on.
   [[nodiscard]] PlanMessage plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
-                                 bool behind, const Deadline& deadline);
+                                 bool in_background, const Deadline& deadline);
   // Merges the ranks' maxima of the FP8 blocks that they share.
   [[nodiscard]] MaximaMessage agree(const Result<std::vector<MaximaMessage>>& ranks);
   // After a failure: switches to the road's fallback if the road failed on a rank. `troubles`: one
   // StatusMessage of each rank.
   [[nodiscard]] FallbackMessage use_fallback(const std::vector<std::string>& troubles,
                                              const Deadline& deadline);
-  // Decides on the version: commit, abort or redo, and seals it. `behind`: it was made while the
-  // trainer went on.
+  // Decides on the version (commit, abort or redo), and seals it. `in_background`: it was made
+  // while the trainer went on.
   [[nodiscard]] OutcomeMessage conclude(const PlanMessage& plan,
-                                        Result<std::vector<PayloadMessage>> ranks, bool behind,
-                                        const Deadline& deadline);
+                                        Result<std::vector<PayloadMessage>> ranks,
+                                        bool in_background, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
   // Begins a publication on the road.
@@ -77,15 +77,16 @@ class PublisherLeader {
   [[nodiscard]] ReceiverPlanner& planner() { return planner_; }
 
  private:
-  [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
+  [[nodiscard]] Result<std::string> fetch_announcement(const Deadline& deadline);
   // Returns the road's status; if the road fenced this publisher, names both runs and keeps the
   // status.
-  [[nodiscard]] Status note_fence(Status said);
+  [[nodiscard]] Status note_fence(Status status);
   // Ok if these weights can continue the run on the road.
   [[nodiscard]] Status check_run(const RunInfo& found) const;
   [[nodiscard]] Status resume(const std::string& announcement, StartMessage& start,
                               const Deadline& deadline);
-  [[nodiscard]] Status check_copies(const std::vector<TensorDigests>& ranks, bool behind) const;
+  [[nodiscard]] Status check_copies(const std::vector<TensorDigests>& ranks,
+                                    bool in_background) const;
   void seal_version(const PlanMessage& plan, std::vector<PayloadMessage>& ranks,
                     OutcomeMessage& outcome, const Deadline& deadline);
   [[nodiscard]] Status add_index(const Publication& made, std::vector<PayloadMessage>& ranks,
@@ -113,7 +114,7 @@ class PublisherLeader {
   std::vector<Digest> base_tensor_digests_;
 
   BlockMaxima maxima_;     // of FP8 blocks that ranks share
-  RunInfo announced_;      // set once the run is announced
+  RunInfo announcement_;   // set once the run is announced
   std::string fallback_;   // why the fallback road is used; empty: it is not used
   bool bridging_ = false;  // no version was committed since the switch to the fallback road
   Status fenced_;  // not ok: another publisher fenced this one, and nothing more is published

@@ -63,7 +63,8 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   bool again = false;
   while (target->state().id.version < version) {
     const Result<bool> next = receiver->stage(deadline);
-    // This rank may lack (parts of) a block: an anchor may lead past the version.
+    // This rank may lack a block, or a part of one, that decoding needs. Try once more: there may
+    // be an anchor that leads past this version.
     if (next.status().code() == StatusCode::kMismatch && !std::exchange(again, true)) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, next);
     again = false;
@@ -84,7 +85,7 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
 
 // kUnsupported for what needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
-                            const QuantizedWeights* quantized, const AssemblyMessage& told) {
+                            const QuantizedWeights* quantized, const AssemblyMessage& agreed) {
   const char* const instead = ": set snapshot: host";
   if (road.fallback() != nullptr) {
     return error(StatusCode::kUnsupported,
@@ -102,8 +103,8 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                  " is made from whole codes and scales, and without a snapshot there are none",
                  instead, ", or publish frames");
   }
-  if (told.copied.empty()) return {};
-  return error(StatusCode::kUnsupported, told.notes.front(),
+  if (agreed.copied.empty()) return {};
+  return error(StatusCode::kUnsupported, agreed.notes.front(),
                "; without a snapshot what is quantized has one owner: leave it to others on all "
                "ranks but one, or set snapshot: host");
 }
@@ -139,14 +140,14 @@ Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status read
   if (options_.mode == UpdateMode::kFull) {
     fits = road_.check_version_size(full_version_bytes(*store_));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // versions may not fit
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // to a road that versions fit
   if (over) fits = {};
   DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
   return start_or_resume(deadline);
 }
 
-Status Publisher::open_quantized(const WeightSource& own) {
+Status Publisher::open_quantized(const WeightSource& trainer_weights) {
   const QuantizeSettings& settings = options_.quantize;
   if (settings.scheme == QuantizeScheme::kNone || !options_.quantize_rule.empty()) return {};
   if (options_.base_checkpoint.empty()) {
@@ -161,8 +162,9 @@ Status Publisher::open_quantized(const WeightSource& own) {
   if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
   DRIFTLESS_RETURN_IF_ERROR(base.status());
   quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
-  DRIFTLESS_ASSIGN_OR_RETURN(quantized_, QuantizedWeights::make(fs, *quantized_base_, own, settings,
-                                                                threads_, options_.device.get()));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      quantized_, QuantizedWeights::make(fs, *quantized_base_, trainer_weights, settings, threads_,
+                                         options_.device.get()));
   if (!quantized_) quantized_base_.reset();
   if (!quantized_ || quantized_->as().int4_group == 0 || options_.device == nullptr) return {};
   return error(StatusCode::kUnsupported,
@@ -177,7 +179,7 @@ Status Publisher::compare_with_base(WeightSource& base, const Deadline& deadline
   if (quantized_live_ != nullptr) mine.status = quantized_live_->compare(base);
   if (options_.quantize_rule.empty()) return mine.status;
   const StatusMessage all{collect(group_, mine, deadline).status()};
-  return tell(group_, all, deadline).status();
+  return broadcast_checked(group_, all, deadline).status();
 }
 
 Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSource& live) {
@@ -195,16 +197,16 @@ Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSo
   std::vector<TensorSpec> specs;
   for (auto& [name, tensor] : tensors) specs.push_back(std::move(tensor));
   DRIFTLESS_ASSIGN_OR_RETURN(WeightLayout layout, WeightLayout::make(std::move(specs)));
-  own_layout_ = std::make_unique<WeightLayout>(std::move(layout));
-  own_offers_ = std::make_unique<RankOffers>();
-  DRIFTLESS_RETURN_IF_ERROR(own_offers_->open(live).status);
+  trainer_layout_ = std::make_unique<WeightLayout>(std::move(layout));
+  trainer_offers_ = std::make_unique<RankOffers>();
+  DRIFTLESS_RETURN_IF_ERROR(trainer_offers_->open(live).status);
   QuantizedStore::Parts parts;
-  DRIFTLESS_ASSIGN_OR_RETURN(parts.own,
-                             own_offers_->own(AssemblyMessage(), *own_layout_, group_.rank()));
+  DRIFTLESS_ASSIGN_OR_RETURN(parts.local, trainer_offers_->owned_parts(
+                                              AssemblyMessage(), *trainer_layout_, group_.rank()));
   parts.owned = std::move(owned);
   parts.numbers = offers_->numbers();
-  parts.own_layout = own_layout_.get();
-  parts.own_numbers = own_offers_->numbers();
+  parts.trainer_layout = trainer_layout_.get();
+  parts.trainer_numbers = trainer_offers_->numbers();
   parts.device = options_.device.get();
   auto made = std::make_unique<QuantizedStore>(
       run_.layout, *quantized_, std::move(parts),
@@ -212,7 +214,7 @@ Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSo
   quantized_live_ = made.get();
   live_ = &made->live();
   store_ = std::move(made);
-  own_offers_->use(*live_);
+  trainer_offers_->use(*live_);
   return {};
 }
 
@@ -227,18 +229,18 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
   AssemblyMessage assembly;
   assembly.status = ranks.status();
   if (leader_ && ranks.ok()) assembly = leader_->assemble(*ranks);
-  DRIFTLESS_ASSIGN_OR_RETURN(const AssemblyMessage told,
-                             tell(group_, std::move(assembly), deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(run_.layout, WeightLayout::make(told.tensors));
-  run_.shape.cuts = told.cuts;
-  if (options_.quantize_rule.empty()) options_.quantize_rule = told.quantize_rule;
-  shares_blocks_ = told.shares_blocks;
-  for (const std::vector<std::uint32_t>& owners : told.owners) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const AssemblyMessage agreed,
+                             broadcast_checked(group_, std::move(assembly), deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(run_.layout, WeightLayout::make(agreed.tensors));
+  run_.shape.cuts = agreed.cuts;
+  if (options_.quantize_rule.empty()) options_.quantize_rule = agreed.quantize_rule;
+  shares_blocks_ = agreed.shares_blocks;
+  for (const std::vector<std::uint32_t>& owners : agreed.owners) {
     run_.owners.push_back(std::set<std::uint32_t>(owners.begin(), owners.end()).size());
     run_.in_blocks.push_back(owners.size() > 1);
   }
   notes_ = road_.notes();
-  notes_.insert(notes_.end(), told.notes.begin(), told.notes.end());
+  notes_.insert(notes_.end(), agreed.notes.begin(), agreed.notes.end());
   const PublicationFormat& format = publication_format(options_.layout);
   // All ranks reach the same result.
   if (const auto wide =
@@ -250,14 +252,14 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
   }
   use_buffers();
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<OwnedTensor> owned,
-                             offers_->own(told, run_.layout, group_.rank()));
+                             offers_->owned_parts(agreed, run_.layout, group_.rank()));
   PublisherDevice* const device = options_.device.get();
   if (options_.keep_snapshot) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         store_, SnapshotStore::create(run_.layout, std::move(owned), threads_, device));
   } else {
     if (!options_.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, quantized_.get(), told));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, quantized_.get(), agreed));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }
@@ -347,8 +349,8 @@ Status Publisher::seed(WeightSource& base, WeightSource& live, Status ready,
   DigestMessage sum;
   sum.status = ranks.status();
   if (leader_ && ranks.ok()) sum = leader_->add_up(*ranks);
-  DRIFTLESS_ASSIGN_OR_RETURN(const DigestMessage told, tell(group_, sum, deadline));
-  run_.base_digest = run_.digest = told.digest;
+  DRIFTLESS_ASSIGN_OR_RETURN(const DigestMessage agreed, broadcast_checked(group_, sum, deadline));
+  run_.base_digest = run_.digest = agreed.digest;
   return {};
 }
 
@@ -368,13 +370,15 @@ Status Publisher::seed_mirror(Status ready, const Deadline& deadline) {
 Status Publisher::start_or_resume(const Deadline& deadline) {
   StartMessage found;
   if (leader_) found = leader_->find_start(deadline);
-  DRIFTLESS_ASSIGN_OR_RETURN(StartMessage start, tell(group_, std::move(found), deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(StartMessage start,
+                             broadcast_checked(group_, std::move(found), deadline));
   DigestMessage mine;
   if (live_ == nullptr) {
     mine.status =
         catch_up(*store_, run_, history_, group_.rank(), threads_, start.version, deadline);
   }
-  // Without a snapshot, the weights of the version on the road are only here if they are these.
+  // Without a snapshot, this rank has the weights of the version on the road only if its present
+  // weights are these.
   if (mine.status.ok() && (live_ != nullptr || start.version > 0)) {
     Result<std::vector<Digest>> held = store_->digests();
     mine.status = held.status();
@@ -391,22 +395,23 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
     for (const DigestMessage& rank : *ranks) held += rank.digest;
     leader_->start(held, live_ != nullptr, start, deadline);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const StartMessage told, tell(group_, std::move(start), deadline));
-  run_.id = {told.run, told.version};
-  run_.digest = told.digest;
-  resumed_ = told.resume;
-  if (told.otherwise) {
-    needs_full_ = told.version > 0 || mirror_ != nullptr;  // the mirror has these weights
+  DRIFTLESS_ASSIGN_OR_RETURN(const StartMessage agreed,
+                             broadcast_checked(group_, std::move(start), deadline));
+  run_.id = {agreed.run, agreed.version};
+  run_.digest = agreed.digest;
+  resumed_ = agreed.resume;
+  if (agreed.otherwise) {
+    needs_full_ = agreed.version > 0 || mirror_ != nullptr;  // the mirror has these weights
     if (quantized_live_ == nullptr || needs_full_) live_->doubt(true);
-    notes_.push_back(concat("the weights are not those of version ", told.version,
+    notes_.push_back(concat("the weights are not those of version ", agreed.version,
                             needs_full_
                                 ? ", and there is no snapshot of it: the next version goes out in "
                                   "full"
                                 : ": the next version carries what differs"));
   }
-  if (quantized_live_ != nullptr && told.version > 0) quantized_live_->forget_base();
-  if (told.resume) {
-    notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
+  if (quantized_live_ != nullptr && agreed.version > 0) quantized_live_->forget_base();
+  if (agreed.resume) {
+    notes_.push_back(concat("resumed run ", to_hex(agreed.run), " at version ", agreed.version));
   }
   if (leader_ && leader_->highest_number() > run_.id.version) {
     notes_.push_back(concat("versions up to ", leader_->highest_number(), " were published before ",
@@ -414,9 +419,9 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
                             leader_->highest_number() + 1, ", in full"));
   }
   // Receivers without a base wait for this anchor, so its failure is an error here.
-  if (!told.anchor) return {};
+  if (!agreed.anchor) return {};
   const Status anchored = add_anchor(notes_);
-  if (anchored.ok() || !all_heard_) return anchored;
+  if (anchored.ok() || !all_ranks_know_) return anchored;
   DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());
   return over ? publish_anchor() : anchored;
 }

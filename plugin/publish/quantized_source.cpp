@@ -5,6 +5,7 @@
 
 #include "kernels/quantize.h"
 #include "plugin/checkpoint/quantization.h"
+#include "plugin/publish/batch_memory.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {
@@ -16,9 +17,9 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
   source.companions_dir_ = std::move(companions_dir);
   source.as_ = as;
   source.threads_ = threads;
-  source.own_ = stage_of(base, stage, stages);
-  for (std::size_t i = 0; i < source.own_.count; ++i) {
-    source.tensors_.push_back(base[source.own_.first + i]);
+  source.stage_ = stage_of(base, stage, stages);
+  for (std::size_t i = 0; i < source.stage_.count; ++i) {
+    source.tensors_.push_back(base[source.stage_.first + i]);
   }
   std::size_t made = 0;  // number of tensors of the base
   for (std::size_t from = 0; from < weights.layout().size(); ++from) {
@@ -43,22 +44,22 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
   return error(StatusCode::kWrongLayout, weights.path(), ": has not the tensors of the base");
 }
 
-Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& own, std::size_t from) {
-  const std::optional<std::uint32_t> packed = base.find(concat(own.name, kPackedSuffix));
-  if (as_.int4_group > 0 && packed) return add_groups(base, own, *packed, from);
-  const std::optional<std::uint32_t> at = base.find(own.name);
+Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& tensor, std::size_t from) {
+  const std::optional<std::uint32_t> packed = base.find(concat(tensor.name, kPackedSuffix));
+  if (as_.int4_group > 0 && packed) return add_groups(base, tensor, *packed, from);
+  const std::optional<std::uint32_t> at = base.find(tensor.name);
   if (!at) {
-    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", own.name,
+    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", tensor.name,
                  "' is not in the base");
   }
-  const std::optional<std::uint32_t> scales = base.find(concat(own.name, kScaleSuffix));
+  const std::optional<std::uint32_t> scales = base.find(concat(tensor.name, kScaleSuffix));
   const bool quantized = scales.has_value();
   const TensorSpec& there = base[*at];
   const bool fits =
-      own.shape == there.shape && own.dtype == (quantized ? DType::kBF16 : there.dtype);
+      tensor.shape == there.shape && tensor.dtype == (quantized ? DType::kBF16 : there.dtype);
   if (!fits) {
-    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", own.name, "' is ",
-                 info(own.dtype).name, " ", own.shape_string(), "; the base has ",
+    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", tensor.name, "' is ",
+                 info(tensor.dtype).name, " ", tensor.shape_string(), "; the base has ",
                  info(there.dtype).name, " ", there.shape_string(),
                  quantized ? " with scales, which is made of BF16" : " without scales");
   }
@@ -69,37 +70,39 @@ Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& own, std
   return {};
 }
 
-Status QuantizedSource::add_groups(const WeightLayout& base, const TensorSpec& own,
+Status QuantizedSource::add_groups(const WeightLayout& base, const TensorSpec& tensor,
                                    std::uint32_t packed, std::size_t from) {
   const std::uint64_t rows = base[packed].shape[0], columns = base[packed].shape[1] * kInt4InWord;
-  if (own.dtype != DType::kBF16 || own.shape != std::vector<std::uint64_t>{rows, columns}) {
-    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", own.name, "' is ",
-                 info(own.dtype).name, " ", own.shape_string(),
+  if (tensor.dtype != DType::kBF16 || tensor.shape != std::vector<std::uint64_t>{rows, columns}) {
+    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", tensor.name, "' is ",
+                 info(tensor.dtype).name, " ", tensor.shape_string(),
                  "; the base has codes of a matrix of ", rows, " rows and ", columns,
                  " columns, which is made of BF16");
   }
   const Part part{from,
                   {},
                   number(packed),
-                  number(*base.find(concat(own.name, kGroupScaleSuffix))),
-                  number(*base.find(concat(own.name, kShapeSuffix)))};
+                  number(*base.find(concat(tensor.name, kGroupScaleSuffix))),
+                  number(*base.find(concat(tensor.name, kShapeSuffix)))};
   if (part.codes || part.scales || part.shape) parts_.push_back(part);
   return {};
 }
 
 std::optional<std::size_t> QuantizedSource::number(std::size_t tensor) const {
-  if (tensor < own_.first || tensor - own_.first >= own_.count) return std::nullopt;
-  return tensor - own_.first;
+  if (tensor < stage_.first || tensor - stage_.first >= stage_.count) return std::nullopt;
+  return tensor - stage_.first;
 }
 
 Status QuantizedSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
-  std::vector<std::vector<std::byte>> made;
+  BatchMemory made(kBatchBytes + BatchMemory::kSlack);
+  std::vector<std::vector<std::byte>> shapes;
   std::vector<OfferedTensor> batch;
   std::uint64_t bytes = 0;
   const auto pass_on = [&]() -> Status {
     if (batch.empty()) return {};
     DRIFTLESS_RETURN_IF_ERROR(use(batch));
-    made.clear();
+    made.reset();
+    shapes.clear();
     batch.clear();
     bytes = 0;
     return {};
@@ -118,8 +121,8 @@ Status QuantizedSource::visit(const std::function<Status(std::span<const Offered
                   : quantize_blocks(rows) * quantize_blocks(columns) * sizeof(float);
     if (bytes + code_bytes + scale_bytes > kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
     bytes += code_bytes + scale_bytes;
-    std::byte* const codes = made.emplace_back(code_bytes).data();
-    std::byte* const scales = made.emplace_back(scale_bytes).data();
+    std::byte* const codes = made.take(code_bytes);
+    std::byte* const scales = made.take(scale_bytes);
     DRIFTLESS_RETURN_IF_ERROR(group > 0 ? quantize_int4(quantizer(), group, weights.data, rows,
                                                         columns, threads_, codes, scales)
                                         : quantize_fp8(quantizer(), as_.rule, weights.data, rows,
@@ -129,7 +132,7 @@ Status QuantizedSource::visit(const std::function<Status(std::span<const Offered
     if (!part.shape) continue;
     const DType of_shape = tensors_[*part.shape].dtype;
     batch.push_back(
-        {*part.shape, made.emplace_back(int4_shape_bytes(*weights.spec, of_shape)).data()});
+        {*part.shape, shapes.emplace_back(int4_shape_bytes(*weights.spec, of_shape)).data()});
   }
   return pass_on();
 }

@@ -35,8 +35,8 @@ class QuantizedSource final : public WeightSource {
   };
 
   explicit QuantizedSource(const Checkpoint& weights) : weights_(&weights) {}
-  [[nodiscard]] Status add(const WeightLayout& base, const TensorSpec& own, std::size_t from);
-  [[nodiscard]] Status add_groups(const WeightLayout& base, const TensorSpec& own,
+  [[nodiscard]] Status add(const WeightLayout& base, const TensorSpec& tensor, std::size_t from);
+  [[nodiscard]] Status add_groups(const WeightLayout& base, const TensorSpec& tensor,
                                   std::uint32_t packed, std::size_t from);
   // The index in tensors(), if the tensor is of this stage.
   [[nodiscard]] std::optional<std::size_t> number(std::size_t tensor) const;
@@ -45,7 +45,7 @@ class QuantizedSource final : public WeightSource {
   std::string companions_dir_;
   QuantizedAs as_;
   unsigned threads_ = 1;
-  LayoutStage own_;
+  LayoutStage stage_;
   std::vector<TensorSpec> tensors_;
   std::vector<Part> parts_;
 };

@@ -83,23 +83,40 @@ void add_codes(std::uint32_t number, std::span<const CodeChange> changes, Change
 }
 
 // Adds the units of a block that differ.
-void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
-              const std::byte* now, ChangeStore& store) {
-  const std::uint64_t units = of.owned(number).place().units;
-  const unsigned width = unit_bytes(of.spec(number).dtype);
-  const std::uint64_t step = ChangeStore::kPieceBytes / width;
-  for (std::uint64_t first = 0; first < units; first += step) {
-    PieceChanges found;
-    for (std::uint64_t i = first; i < std::min(units, first + step); ++i) {
-      const std::byte *const old = before + i * width, *const fresh = now + i * width;
-      if (std::memcmp(old, fresh, width) == 0) continue;
-      found.offsets.push_back(static_cast<std::uint32_t>(i - first));
-      found.values.insert(found.values.end(), fresh, fresh + width);
-      found.old_values.insert(found.old_values.end(), old, old + width);
-    }
-    if (!found.offsets.empty()) store.add(number, first / step, std::move(found));
-  }
+Status add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
+                const std::byte* now, unsigned threads, ChangeStore& store) {
+  const TensorPair pair{number, unit_bytes(of.spec(number).dtype), of.owned(number).place().units,
+                        before, now};
+  DiffOptions options;
+  options.threads = threads;
+  options.piece_bytes = ChangeStore::kPieceBytes;
+  options.old_values = true;
+  return diff_tensors(
+      host_kernels(), {&pair, 1}, options,
+      [&](const DiffPiece& piece) {
+        store.add(piece.delta, piece.old_values);
+        return Status();
+      },
+      [](const DiffPiece&) { return Status(); });
 }
+
+// Notes of tensors, of which the first ones are named.
+class NamedTensors {
+ public:
+  explicit NamedTensors(std::vector<std::string>& notes) : notes_(notes) {}
+  void add(std::string note) {
+    if (count_++ < kMostNamed) notes_.push_back(std::move(note));
+  }
+  void end() {
+    if (count_ > kMostNamed) {
+      notes_.push_back(concat("and ", count_ - kMostNamed, " further tensors"));
+    }
+  }
+
+ private:
+  std::vector<std::string>& notes_;
+  std::size_t count_ = 0;
+};
 
 // The change of each tensor's digest.
 Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const ChangeStore& store,
@@ -110,20 +127,23 @@ Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const
       if (store.delta(i, piece).count() > 0) tasks.emplace_back(i, piece);
     }
   }
-  std::vector<Digest> own(tasks.size());
+  std::vector<Digest> local(tasks.size());
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) {
     const auto [i, piece] = tasks[task];
-    own[task] =
+    local[task] =
         digest_block_change(host_kernels(), digest_tensor_key(of.spec(i).name), of.owned(i).place(),
                             store.delta(i, piece), store.old_values(i, piece));
     return Status();
   }));
   std::map<std::uint32_t, Digest> sums;
-  for (std::size_t i = 0; i < tasks.size(); ++i) sums[of.owned(tasks[i].first).tensor()] += own[i];
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    sums[of.owned(tasks[i].first).tensor()] += local[i];
+  }
   return sums;
 }
 
-// Codes a block anew whose scale changed. `rows`: of the matrix, from the block's first row on.
+// Computes all codes of a block whose scale changed. `rows`: the matrix's rows, from the block's
+// first row on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
@@ -159,22 +179,22 @@ void take_changes(MatrixBlocks& blocks) {
 // Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks that
 // must be measured: their largest weight fell, and no other one rose above it.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
-  std::vector<std::uint16_t> now = blocks.own;
-  for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured before
+  std::vector<std::uint16_t> now = blocks.local;
+  for (const auto& [block, size] : blocks.local_now) now[block] = size;  // measured before
   std::vector<bool> changed(now.size()), fell(now.size());
   BlockFinder finder(part);
   for (const WeightChange& change : blocks.changes) {
     const std::uint32_t block = finder.find(change.at);
-    const std::uint16_t own = blocks.own[block], size = counted_size(change.now);
+    const std::uint16_t local = blocks.local[block], size = counted_size(change.now);
     changed[block] = true;
-    if (counted_size(change.before) == own && size < own) fell[block] = true;
+    if (counted_size(change.before) == local && size < local) fell[block] = true;
     now[block] = std::max(now[block], size);
   }
   std::vector<std::uint32_t> unknown;
   for (std::uint32_t block = 0; block < now.size(); ++block) {
     if (!changed[block]) continue;
-    blocks.own_now[block] = now[block];
-    if (fell[block] && now[block] <= blocks.own[block]) unknown.push_back(block);
+    blocks.local_now[block] = now[block];
+    if (fell[block] && now[block] <= blocks.local[block]) unknown.push_back(block);
   }
   return unknown;
 }
@@ -188,8 +208,9 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       weights_(weights),
       options_(options),
       numbers_(std::move(parts.numbers)),
-      own_numbers_(std::move(parts.own_numbers)),
-      live_(*parts.own_layout, std::move(parts.own), parts.device, without_sweep(options.live)),
+      trainer_numbers_(std::move(parts.trainer_numbers)),
+      live_(*parts.trainer_layout, std::move(parts.local), parts.device,
+            without_sweep(options.live)),
       kept_(live_.owned().size(), kNotHere),
       live_of_(owned().size(), kNotHere),
       made_(owned().size()),
@@ -199,8 +220,8 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
   for (std::size_t from = 0; from < weights_.offered(); ++from) {
     const QuantizedWeights::Place& at = weights_.place(from);
     if (!at.matrix) {
-      kept_[own_numbers_[from]] = numbers_[at.kept];
-      live_of_[numbers_[at.kept]] = own_numbers_[from];
+      kept_[trainer_numbers_[from]] = numbers_[at.kept];
+      live_of_[numbers_[at.kept]] = trainer_numbers_[from];
       continue;
     }
     const Matrix& matrix = weights_.matrices()[*at.matrix];
@@ -210,7 +231,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
 }
 
 const std::byte* QuantizedStore::weights_of(std::size_t matrix) const {
-  return live_.data(own_numbers_[weights_.matrices()[matrix].from]);
+  return live_.data(trainer_numbers_[weights_.matrices()[matrix].from]);
 }
 
 Status QuantizedStore::open(std::vector<LivePlace> places) {
@@ -218,14 +239,14 @@ Status QuantizedStore::open(std::vector<LivePlace> places) {
   for (std::uint32_t i = 0; i < kept_.size() && !on_gpu(); ++i) {
     if (kept_[i] != kNotHere) place(kept_[i], live_.data(i));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(own_digests_, live_.digests());
-  own_digests_now_ = own_digests_;
+  DRIFTLESS_ASSIGN_OR_RETURN(trainer_digests_, live_.digests());
+  trainer_digests_now_ = trainer_digests_;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].own,
+    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].local,
                                weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
-      weights_.measured(m, block, blocks_[m].own[block]);
+      weights_.measured(m, block, blocks_[m].local[block]);
     }
   }
   return {};
@@ -241,10 +262,10 @@ Status QuantizedStore::quantize(std::size_t number, Quantized& made) const {
 
 Result<const std::byte*> QuantizedStore::kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const {
-  const std::uint32_t own = live_of_[number];
-  if (!on_gpu()) return live_.data(own);
-  held.resize(live_.size_bytes(own));
-  DRIFTLESS_RETURN_IF_ERROR(live_.memory()->fetch(held, live_.data(own)));
+  const std::uint32_t local = live_of_[number];
+  if (!on_gpu()) return live_.data(local);
+  held.resize(live_.size_bytes(local));
+  DRIFTLESS_RETURN_IF_ERROR(live_.memory()->fetch(held, live_.data(local)));
   return held.data();
 }
 
@@ -289,17 +310,15 @@ Status QuantizedStore::compare(WeightSource& base) {
     if (!of) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, made.codes));
       held = blocks_.size();
-      add_diff(*this, number, offered.data, units, from_base_);
-      return {};
+      return add_diff(*this, number, offered.data, units, threads(), from_base_);
     }
     if (std::exchange(held, *of) != *of) {
       DRIFTLESS_RETURN_IF_ERROR(quantize(*of, made));
       blocks_[*of].largest = made.largest;
     }
     const bool codes = number == codes_of(weights_.matrices()[*of]);
-    add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
-             from_base_);
-    return {};
+    return add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
+                    threads(), from_base_);
   };
   DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
     for (const OfferedTensor& each : batch) DRIFTLESS_RETURN_IF_ERROR(compare_one(each));
@@ -316,19 +335,19 @@ Status QuantizedStore::measure_joint(std::size_t number) {
       const std::vector<std::uint16_t> sizes,
       weights_.sizes_of(matrix, matrix.joint, weights_of(number), live_.memory_kind()));
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    blocks_[number].own_now[matrix.joint[i]] = sizes[i];
+    blocks_[number].local_now[matrix.joint[i]] = sizes[i];
     weights_.measured(number, matrix.joint[i], sizes[i]);
   }
   return {};
 }
 
-Status QuantizedStore::measure(bool doubtful) {
+Status QuantizedStore::measure(bool in_doubt) {
   std::vector<std::vector<std::uint32_t>> fell(blocks_.size());
   const auto is_known = [&](std::size_t m) {
-    return !full_ && !live_.sent_whole(own_numbers_[weights_.matrices()[m].from]);
+    return !full_ && !live_.sent_whole(trainer_numbers_[weights_.matrices()[m].from]);
   };
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    if (full_ || sweeps_ || doubtful || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
+    if (full_ || sweeps_ || in_doubt || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
   }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
     if (!is_known(m)) return Status();
@@ -349,10 +368,11 @@ Status QuantizedStore::measure_changes(std::size_t number, std::span<const std::
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::vector<std::uint16_t> sizes,
       weights_.sizes_of(matrix, fell, weights_of(number), live_.memory_kind()));
-  for (std::size_t i = 0; i < sizes.size(); ++i) blocks.own_now[fell[i]] = sizes[i];
+  for (std::size_t i = 0; i < sizes.size(); ++i) blocks.local_now[fell[i]] = sizes[i];
   for (const std::uint32_t block : matrix.joint) {
-    const auto now = blocks.own_now.find(block);
-    weights_.measured(number, block, now != blocks.own_now.end() ? now->second : blocks.own[block]);
+    const auto now = blocks.local_now.find(block);
+    weights_.measured(number, block,
+                      now != blocks.local_now.end() ? now->second : blocks.local[block]);
   }
   return {};
 }
@@ -360,28 +380,28 @@ Status QuantizedStore::measure_changes(std::size_t number, std::span<const std::
 Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<std::string>& notes) {
   full_ = version.full;
   for (auto& batch : batches_) batch.clear();
-  const bool doubtful = live_.doubtful();
+  const bool in_doubt = live_.in_doubt();
   sweeps_ = options_.live.sweep_every > 0 && since_sweep_ + 1 >= options_.live.sweep_every;
-  DRIFTLESS_RETURN_IF_ERROR(live_.prepare(version, own_digests_, notes));
-  own_digests_now_ = own_digests_;
+  DRIFTLESS_RETURN_IF_ERROR(live_.prepare(version, trainer_digests_, notes));
+  trainer_digests_now_ = trainer_digests_;
   sent_.clear();
   changes_.clear();
   whole_.clear();
   for (MatrixBlocks& blocks : blocks_) {
     blocks.pieces.clear();
     blocks.changes.clear();
-    blocks.own_now.clear();
-    blocks.own_after.clear();
+    blocks.local_now.clear();
+    blocks.local_after.clear();
     blocks.largest_now.clear();
   }
   if (full_) {
-    DRIFTLESS_ASSIGN_OR_RETURN(own_digests_now_, live_.digests());
+    DRIFTLESS_ASSIGN_OR_RETURN(trainer_digests_now_, live_.digests());
   } else {
     copy_changes(from_base_, sent_);
     FoundChanges found;
     std::map<std::uint32_t, std::size_t> matrix_of;
     for (std::size_t m = 0; m < blocks_.size(); ++m) {
-      matrix_of[own_numbers_[weights_.matrices()[m].from]] = m;
+      matrix_of[trainer_numbers_[weights_.matrices()[m].from]] = m;
     }
     const auto take = [&](const DiffPiece& piece) -> Status {
       const std::uint32_t number = piece.delta.tensor;
@@ -397,9 +417,9 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
       return {};
     };
     DRIFTLESS_RETURN_IF_ERROR(live_.each_change(live_.offer(), ~std::uint64_t{0}, found, take));
-    for (const auto& [tensor, change] : found.digests) own_digests_now_[tensor] += change;
+    for (const auto& [tensor, change] : found.digests) trainer_digests_now_[tensor] += change;
   }
-  return measure(doubtful);
+  return measure(in_doubt);
 }
 
 void QuantizedStore::mark_whole(std::uint32_t tensor) {
@@ -427,10 +447,10 @@ void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
       anew += same ? 0 : 1;
     }
     const std::uint32_t tensor = owned(codes_of(matrix)).tensor();
-    const bool unknown = live_.sent_whole(own_numbers_[matrix.from]);
-    const bool jumped = jumps.is_jump(anew, blocks.own.size());
+    const bool unknown = live_.sent_whole(trainer_numbers_[matrix.from]);
+    const bool jumped = jumps.is_jump(anew, blocks.local.size());
     if (!unknown && !jumped) continue;
-    if (!unknown) jumps.add(tensor, anew, blocks.own.size());
+    if (!unknown) jumps.add(tensor, anew, blocks.local.size());
     mark_whole(tensor);
     if (matrix.scales) mark_whole(owned(numbers_[*matrix.scales]).tensor());
   }
@@ -446,7 +466,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
     const Matrix& matrix = weights_.matrices()[m];
     MatrixBlocks& blocks = blocks_[m];
     blocks.largest_now = blocks.largest;
-    for (const auto& [block, size] : blocks.own_now) blocks.largest_now[block] = size;
+    for (const auto& [block, size] : blocks.local_now) blocks.largest_now[block] = size;
     for (const std::uint32_t block : matrix.joint) blocks.largest_now[block] = matrix.known[block];
   }
   if (full_) {
@@ -475,7 +495,7 @@ std::set<std::uint32_t> QuantizedStore::blocks_anew(std::size_t number) const {
       anew.insert(block);
     }
   };
-  for (const auto& [block, size] : blocks.own_now) look(block);
+  for (const auto& [block, size] : blocks.local_now) look(block);
   for (const std::uint32_t block : weights_.matrices()[number].joint) look(block);
   return anew;
 }
@@ -570,8 +590,11 @@ void QuantizedStore::add_scales(std::size_t number) {
   }
 }
 
-// Quantizes all weights: codes and scales must equal the last version's plus the changes.
+// Quantizes all weights: codes and scales must equal the last version's plus the changes. So must
+// the weights themselves: some changes of weights change no code.
 Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::string>& notes) {
+  // The weights first: if they are written in between, the codes differ.
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> read_now, live_.digests());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
   std::set<std::uint32_t> differing;
   for (const OwnedTensor& each : owned()) {
@@ -581,25 +604,38 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
         tracked[tensor] + (change != changes_.end() ? change->second : Digest());
     if (!whole_.contains(tensor) && now[tensor] != expected) differing.insert(tensor);
   }
-  if (differing.empty()) return {};
-  if (live_.behind()) {
+  if (!differing.empty() && live_.in_background()) {
     live_.doubt(true);
     return error(StatusCode::kMismatch, "tensor '", layout()[*differing.begin()].name,
                  "' is not what the captured changes make of it: it was written without capture(); "
                  "the next publish() sends what it is then");
   }
-  std::size_t named = 0;
+  NamedTensors named(notes);
   for (const std::uint32_t tensor : differing) {
     mark_whole(tensor);
-    if (named++ < kMostNamed) {
-      notes.push_back(concat("tensor '", layout()[tensor].name, "' of publisher rank ",
-                             options_.live.rank,
-                             " was written without capture(): it is sent whole"));
-    }
+    named.add(concat("tensor '", layout()[tensor].name, "' of publisher rank ", options_.live.rank,
+                     " was written without capture(): it is sent whole"));
   }
-  if (named > kMostNamed) notes.push_back(concat("and ", named - kMostNamed, " further tensors"));
+  named.end();
   sent_.release_whole();
-  DRIFTLESS_ASSIGN_OR_RETURN(own_digests_now_, live_.digests());
+  return adopt(std::move(read_now), notes);
+}
+
+Status QuantizedStore::adopt(std::vector<Digest> now, std::vector<std::string>& notes) {
+  NamedTensors named(notes);
+  std::set<std::uint32_t> seen;  // tensors of the trainer
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const std::uint32_t tensor =
+        live_.owned(trainer_numbers_[weights_.matrices()[m].from]).tensor();
+    if (now[tensor] == trainer_digests_now_[tensor]) continue;
+    DRIFTLESS_RETURN_IF_ERROR(scan(m));
+    if (is_whole(m) || !seen.insert(tensor).second) continue;
+    named.add(concat("tensor '", live_.spec(trainer_numbers_[weights_.matrices()[m].from]).name,
+                     "' of publisher rank ", options_.live.rank,
+                     " was written without capture(); its codes and scales are as they were"));
+  }
+  named.end();
+  trainer_digests_now_ = std::move(now);
   return {};
 }
 
@@ -608,10 +644,10 @@ Status QuantizedStore::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];
   DRIFTLESS_ASSIGN_OR_RETURN(
-      blocks.own_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
-  blocks.largest_now = blocks.own_after;
+      blocks.local_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
+  blocks.largest_now = blocks.local_after;
   for (const std::uint32_t block : matrix.joint) {
-    blocks.largest_now[block] = std::max(matrix.known[block], blocks.own_after[block]);
+    blocks.largest_now[block] = std::max(matrix.known[block], blocks.local_after[block]);
   }
   return {};
 }
@@ -646,14 +682,15 @@ Status QuantizedStore::sum_whole(std::span<const Digest> tracked) {
 Status QuantizedStore::prove_read(const LiveStore::Version& version) {
   LiveStore::Version read = version;
   read.reads_weights = read.reads_weights || coded_anew_;
-  std::vector<TensorDigest> said;
+  read.unswept = !full_ && !sweeps_;
+  std::vector<TensorDigest> after;
   for (const OwnedTensor& each : live_.owned()) {
     const std::uint32_t tensor = each.tensor();
-    if (said.empty() || said.back().tensor != tensor) {
-      said.push_back({tensor, own_digests_now_[tensor]});
+    if (after.empty() || after.back().tensor != tensor) {
+      after.push_back({tensor, trainer_digests_now_[tensor]});
     }
   }
-  return live_.prove_read(read, own_digests_, said);
+  return live_.prove_read(read, trainer_digests_, after);
 }
 
 Status QuantizedStore::each_batch(const std::function<Status(std::span<const PairedTensor>)>& use) {
@@ -749,17 +786,17 @@ Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
 void QuantizedStore::commit() {
   live_.commit();
   if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // its findings are published
-  own_digests_ = own_digests_now_;
+  trainer_digests_ = trainer_digests_now_;
   from_base_.clear();
   sent_.clear();
   changes_.clear();
   for (MatrixBlocks& blocks : blocks_) {
-    if (!blocks.own_after.empty()) {
-      blocks.own = std::exchange(blocks.own_after, {});
+    if (!blocks.local_after.empty()) {
+      blocks.local = std::exchange(blocks.local_after, {});
     } else {
-      for (const auto& [block, size] : blocks.own_now) blocks.own[block] = size;
+      for (const auto& [block, size] : blocks.local_now) blocks.local[block] = size;
     }
-    blocks.own_now.clear();
+    blocks.local_now.clear();
     blocks.pieces.clear();
     blocks.changes.clear();
     if (!blocks.largest_now.empty()) blocks.largest = std::exchange(blocks.largest_now, {});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizedStore: the codes and scales of a publisher rank that keeps no snapshot, neither of them
-// nor of its bfloat16 weights. A LiveStore captures the changes of the weights; a version carries
-// the changes of codes and scales that follow from them:
+// QuantizedStore: the codes and scales of a publisher rank that keeps no snapshot, neither of its
+// bfloat16 weights nor of codes and scales. A LiveStore captures the changes of the weights; a
+// version carries the changes of codes and scales that follow from them:
 //
 //   the largest magnitude of each block at the last version is kept, and gives its scale
 //   a changed weight's old code follows from its old value; its block is measured again only if
@@ -30,13 +30,14 @@ struct WeightChange {
 
 // The blocks of a matrix, and its changes.
 struct MatrixBlocks {
-  std::vector<std::uint16_t> own;      // the maximum of each block here, at the last version
+  std::vector<std::uint16_t> local;    // the maximum of each block here, at the last version
   std::vector<std::uint16_t> largest;  // the largest of all boxes: it decides the scale
   std::vector<DiffPiece> pieces;       // the changes since then, in LiveStore's memory
   std::vector<WeightChange> changes;   // the same changes, ascending; set by measure()
-  std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes, and of joint ones
-  std::vector<std::uint16_t> largest_now;          // set by settle()
-  std::vector<std::uint16_t> own_after;            // set by settle(); empty: own, with own_now
+  std::map<std::uint32_t, std::uint16_t> local_now;  // of changed and of shared blocks
+  std::vector<std::uint16_t> largest_now;            // set by settle()
+  // The next `local`, set by scan(). Empty: the next one is `local` with the maxima of local_now.
+  std::vector<std::uint16_t> local_after;
 };
 
 // One thread at a time.
@@ -47,15 +48,15 @@ class QuantizedStore final : public WeightStore {
     // A tensor is sent whole if scales changed and more than this share of it is coded anew.
     double whole_above = 0.25;
   };
-  // `numbers`: the number here of each of QuantizedWeights::tensors(). `own_layout`: the trainer's
-  // tensors; `own`: this rank's parts of them; `own_numbers`: the index in `own` of each tensor
-  // that the rank offers. All outlive it.
+  // `numbers`: for each of QuantizedWeights::tensors(), its number here. `trainer_layout`: the
+  // trainer's tensors; `local`: this rank's parts of them; `trainer_numbers`: for each tensor that
+  // the rank offers, its index in `local`. All outlive the store.
   struct Parts {
     std::vector<OwnedTensor> owned;
     std::vector<std::uint32_t> numbers;
-    const WeightLayout* own_layout = nullptr;
-    std::vector<OwnedTensor> own;
-    std::vector<std::uint32_t> own_numbers;
+    const WeightLayout* trainer_layout = nullptr;
+    std::vector<OwnedTensor> local;
+    std::vector<std::uint32_t> trainer_numbers;
     PublisherDevice* device = nullptr;  // null: the weights lie in host memory
   };
   QuantizedStore(const WeightLayout& layout, QuantizedWeights& weights, Parts parts,
@@ -110,7 +111,7 @@ class QuantizedStore final : public WeightStore {
                                                     std::vector<std::byte>& held) const;
   [[nodiscard]] Status measure_joint(std::size_t matrix);
   // Measures all matrices; measure_changes() must have run for those whose changes are known.
-  [[nodiscard]] Status measure(bool doubtful);
+  [[nodiscard]] Status measure(bool in_doubt);
   [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
@@ -123,22 +124,27 @@ class QuantizedStore final : public WeightStore {
   [[nodiscard]] Status scan(std::size_t matrix);
   [[nodiscard]] Status sum_whole(std::span<const Digest> tracked);
   [[nodiscard]] Status sweep(std::span<const Digest> tracked, std::vector<std::string>& notes);
+  // Finds weights that were written without capture() and whose codes and scales did not change.
+  // What is published is right; later changes are measured against these weights.
+  [[nodiscard]] Status adopt(std::vector<Digest> now, std::vector<std::string>& notes);
   void mark_whole(std::uint32_t tensor);
   [[nodiscard]] Status each_unit(std::uint32_t number, const UseChange& use) const;
 
   QuantizedWeights& weights_;
   Options options_;
-  std::vector<std::uint32_t> numbers_;      // the number here of each of weights_.tensors()
-  std::vector<std::uint32_t> own_numbers_;  // the number in live_ of each of the trainer's tensors
+  std::vector<std::uint32_t> numbers_;  // the number here of each of weights_.tensors()
+  std::vector<std::uint32_t>
+      trainer_numbers_;  // the number in live_ of each of the trainer's tensors
   LiveStore live_;
   std::vector<std::uint32_t> kept_;               // number in live_ -> number here, or kNotHere
   std::vector<std::uint32_t> live_of_;            // number here -> number in live_
   std::vector<std::optional<std::size_t>> made_;  // number here -> its matrix
   std::vector<MatrixBlocks> blocks_;              // by matrix
   ChangeStore from_base_, sent_;
-  std::map<std::uint32_t, Digest> changes_;            // by tensor, summed from sent_
-  std::vector<Digest> own_digests_, own_digests_now_;  // of the weights, by tensor of own_layout
-  std::set<std::uint32_t> whole_;                      // tensors of the layout
+  std::map<std::uint32_t, Digest> changes_;  // by tensor, summed from sent_
+  std::vector<Digest> trainer_digests_,
+      trainer_digests_now_;        // of the weights, by tensor of trainer_layout
+  std::set<std::uint32_t> whole_;  // tensors of the layout
   bool full_ = false, sweeps_ = false, coded_anew_ = false;
   std::uint64_t since_sweep_ = 0;  // versions
   std::array<std::deque<Quantized>, 2> batches_;

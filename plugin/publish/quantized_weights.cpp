@@ -6,28 +6,30 @@
 #include <deque>
 #include <set>
 
+#include "plugin/publish/batch_memory.h"
+
 namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCopiedBytes = std::uint64_t{64} << 20;
 
 // The layout of a rank's offers, each tensor once.
-Result<WeightLayout> layout_of(const WeightSource& own) {
+Result<WeightLayout> layout_of(const WeightSource& trainer) {
   std::set<std::string_view> names;
   std::vector<TensorSpec> tensors;
-  for (const TensorSpec& tensor : own.tensors()) {
+  for (const TensorSpec& tensor : trainer.tensors()) {
     if (names.insert(tensor.name).second) tensors.push_back(tensor);
   }
   return WeightLayout::make(std::move(tensors));
 }
 
 // The box of each tensor that a source offers; empty for a whole tensor.
-Result<std::vector<TensorBox>> offered_boxes(const WeightSource& own) {
-  std::vector<TensorBox> boxes(own.boxes().begin(), own.boxes().end());
-  boxes.resize(own.tensors().size());
+Result<std::vector<TensorBox>> offered_boxes(const WeightSource& trainer) {
+  std::vector<TensorBox> boxes(trainer.boxes().begin(), trainer.boxes().end());
+  boxes.resize(trainer.tensors().size());
   for (std::size_t i = 0; i < boxes.size(); ++i) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(own.tensors()[i], boxes[i]));
-    if (place.units == own.tensors()[i].units()) boxes[i] = {};
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(trainer.tensors()[i], boxes[i]));
+    if (place.units == trainer.tensors()[i].units()) boxes[i] = {};
   }
   return boxes;
 }
@@ -51,53 +53,53 @@ BoxOfBlock box_of_block(const MatrixPart& part, std::uint64_t block) {
 }
 
 Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(
-    FileSystem& fs, const Checkpoint& base, const WeightSource& own,
+    FileSystem& fs, const Checkpoint& base, const WeightSource& trainer,
     const QuantizeSettings& settings, unsigned threads, PublisherDevice* device) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
+  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(trainer));
   DRIFTLESS_ASSIGN_OR_RETURN(const QuantizedAs as, needs_quantization(fs, base, layout, settings));
   std::unique_ptr<QuantizedWeights> made;
   if (!as.quantized) return made;
   made.reset(new QuantizedWeights(base, as, threads, device));
-  DRIFTLESS_ASSIGN_OR_RETURN(made->own_boxes_, offered_boxes(own));
-  made->own_tensors_.assign(own.tensors().begin(), own.tensors().end());
-  for (std::size_t i = 0; i < made->own_tensors_.size(); ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(made->add(made->own_tensors_[i], made->own_boxes_[i], i));
+  DRIFTLESS_ASSIGN_OR_RETURN(made->trainer_boxes_, offered_boxes(trainer));
+  made->trainer_tensors_.assign(trainer.tensors().begin(), trainer.tensors().end());
+  for (std::size_t i = 0; i < made->trainer_tensors_.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(made->add(made->trainer_tensors_[i], made->trainer_boxes_[i], i));
   }
   made->find_joint_blocks();
   return made;
 }
 
-Status QuantizedWeights::check(const WeightSource& own) const {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, offered_boxes(own));
-  if (std::ranges::equal(own.tensors(), own_tensors_) && boxes == own_boxes_) return {};
+Status QuantizedWeights::check(const WeightSource& trainer) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, offered_boxes(trainer));
+  if (std::ranges::equal(trainer.tensors(), trainer_tensors_) && boxes == trainer_boxes_) return {};
   return error(StatusCode::kWrongLayout,
                "the weights offered are not those that the publisher was opened with: other "
                "tensors, or other blocks of them");
 }
 
-Status QuantizedWeights::add(const TensorSpec& own, const TensorBox& box, std::size_t from) {
+Status QuantizedWeights::add(const TensorSpec& spec, const TensorBox& box, std::size_t from) {
   const WeightLayout& base = base_->layout();
   if (as_.int4_group > 0) {
-    const std::optional<std::uint32_t> packed = base.find(concat(own.name, kPackedSuffix));
-    if (packed) return add_groups(own, *packed, box, from);
+    const std::optional<std::uint32_t> packed = base.find(concat(spec.name, kPackedSuffix));
+    if (packed) return add_groups(spec, *packed, box, from);
   }
-  const std::optional<std::uint32_t> at = base.find(own.name);
+  const std::optional<std::uint32_t> at = base.find(spec.name);
   if (!at) {
-    return error(StatusCode::kWrongLayout, base_->path(), ": has no tensor '", own.name,
+    return error(StatusCode::kWrongLayout, base_->path(), ": has no tensor '", spec.name,
                  "', which the trainer publishes");
   }
-  const std::optional<std::uint32_t> scales = base.find(concat(own.name, kScaleSuffix));
+  const std::optional<std::uint32_t> scales = base.find(concat(spec.name, kScaleSuffix));
   const TensorSpec& there = base[*at];
   const DType wanted = scales ? DType::kBF16 : there.dtype;
-  if (own.shape != there.shape || own.dtype != wanted) {
-    return error(StatusCode::kWrongLayout, "tensor '", own.name, "' of the trainer is ",
-                 info(own.dtype).name, " ", own.shape_string(), "; ", base_->path(), " has ",
+  if (spec.shape != there.shape || spec.dtype != wanted) {
+    return error(StatusCode::kWrongLayout, "tensor '", spec.name, "' of the trainer is ",
+                 info(spec.dtype).name, " ", spec.shape_string(), "; ", base_->path(), " has ",
                  info(there.dtype).name, " ", there.shape_string(),
                  scales ? " with scales, which is made of BF16" : " without scales");
   }
   if (scales) return add_matrix(*at, *scales, box, from);
   places_.push_back({{}, tensors_.size()});
-  tensors_.push_back(own);
+  tensors_.push_back(spec);
   boxes_.push_back(box);
   return {};
 }
@@ -143,15 +145,15 @@ Status QuantizedWeights::add_matrix(std::uint32_t tensor, std::uint32_t scales,
   return {};
 }
 
-Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
+Status QuantizedWeights::add_groups(const TensorSpec& spec, std::uint32_t packed,
                                     const TensorBox& box, std::size_t from) {
   const WeightLayout& base = base_->layout();
   const unsigned group = as_.int4_group;
   const std::vector<std::uint64_t> there = {base[packed].shape[0],
                                             base[packed].shape[1] * kInt4InWord};
-  if (own.dtype != DType::kBF16 || own.shape != there) {
-    return error(StatusCode::kWrongLayout, "tensor '", own.name, "' of the trainer is ",
-                 info(own.dtype).name, " ", own.shape_string(), "; ", base_->path(),
+  if (spec.dtype != DType::kBF16 || spec.shape != there) {
+    return error(StatusCode::kWrongLayout, "tensor '", spec.name, "' of the trainer is ",
+                 info(spec.dtype).name, " ", spec.shape_string(), "; ", base_->path(),
                  " has codes of a matrix of ", there[0], " rows and ", there[1],
                  " columns, which is made of BF16");
   }
@@ -166,7 +168,7 @@ Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
   matrix.part.rows = box.whole() ? there[0] : box.sizes[0];
   matrix.part.columns = matrix.part.stride = box.whole() ? there[1] : box.sizes[1];
   if (column % group != 0 || matrix.part.columns % group != 0) {
-    return error(StatusCode::kUnsupported, "tensor '", own.name, "': the box ", box.to_string(),
+    return error(StatusCode::kUnsupported, "tensor '", spec.name, "': the box ", box.to_string(),
                  " of a rank cuts groups of ", group,
                  " weights of a row, which have one scale in INT4: offer whole groups (whole rows, "
                  "or columns in multiples of ",
@@ -184,11 +186,11 @@ Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
     return box_of(row, column / weights, matrix.part.rows, matrix.part.columns / weights);
   };
   matrix.codes = add(packed, box_in(kInt4InWord));
-  matrix.scales = add(*base.find(concat(own.name, kGroupScaleSuffix)), box_in(group));
+  matrix.scales = add(*base.find(concat(spec.name, kGroupScaleSuffix)), box_in(group));
   if (row == 0 && column == 0) {
-    const std::uint32_t shape = *base.find(concat(own.name, kShapeSuffix));
+    const std::uint32_t shape = *base.find(concat(spec.name, kShapeSuffix));
     matrix.shape = add(shape, {});
-    matrix.shape_bytes = int4_shape_bytes(own, base[shape].dtype);
+    matrix.shape_bytes = int4_shape_bytes(spec, base[shape].dtype);
   }
   places_.push_back({matrices_.size(), 0});
   matrices_.push_back(std::move(matrix));
@@ -196,7 +198,7 @@ Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
 }
 
 void QuantizedWeights::find_joint_blocks() {
-  std::set<std::pair<std::uint32_t, TensorBox>> seen;  // a repeated box is no other part
+  std::set<std::pair<std::uint32_t, TensorBox>> seen;  // a box may be offered twice
   std::map<BlockKey, std::uint64_t> weights;           // held here, by block
   for (std::uint32_t m = 0; m < matrices_.size(); ++m) {
     Matrix& matrix = matrices_[m];
@@ -209,15 +211,15 @@ void QuantizedWeights::find_joint_blocks() {
       const std::uint64_t all =
           std::min(kQuantizeBlock, matrix.matrix_rows - i * kQuantizeBlock) *
           std::min(kQuantizeBlock, matrix.matrix_columns - j * kQuantizeBlock);
-      const std::uint64_t own = here.rows * here.columns;
-      if (own == all) continue;
+      const std::uint64_t local_units = here.rows * here.columns;
+      if (local_units == all) continue;
       const BlockKey key{matrix.tensor, static_cast<std::uint32_t>(i * wide + j)};
       Joint& joint = joint_[key];
       joint.places.emplace_back(m, block);
       joint.sizes.push_back(0);
       matrix.joint.push_back(block);
       std::uint64_t& sum = weights[key];
-      if (!again) sum += own;
+      if (!again) sum += local_units;
       joint.shared = sum < all;
     }
   }
@@ -233,7 +235,7 @@ void QuantizedWeights::measured(std::size_t matrix, std::size_t block, std::uint
   const auto at = std::ranges::find(joint.places, std::pair(static_cast<std::uint32_t>(matrix),
                                                             static_cast<std::uint32_t>(block)));
   joint.sizes[static_cast<std::size_t>(at - joint.places.begin())] = size;
-  joint.own = std::ranges::max(joint.sizes);
+  joint.local = std::ranges::max(joint.sizes);
 }
 
 Status QuantizedWeights::measure(WeightSource& weights) {
@@ -276,15 +278,15 @@ Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of(const Matrix& matr
   std::vector<DeviceMatrix> boxes;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const BoxOfBlock here = box_of_block(part, blocks[i]);
-    const MatrixPart own{here.rows, here.columns, part.stride,
-                         (part.row + here.row) % kQuantizeBlock,
-                         (part.column + here.column) % kQuantizeBlock};
+    const MatrixPart box_part{here.rows, here.columns, part.stride,
+                              (part.row + here.row) % kQuantizeBlock,
+                              (part.column + here.column) % kQuantizeBlock};
     const std::byte* const at =
         weights + (here.row * part.stride + here.column) * sizeof(std::uint16_t);
     if (memory == MemoryKind::kHost) {
-      quantizer().part(as_.rule, own, at, &sizes[i], nullptr);
+      quantizer().part(as_.rule, box_part, at, &sizes[i], nullptr);
     } else {
-      boxes.push_back({own, at, {&sizes[i], 1}, nullptr});
+      boxes.push_back({box_part, at, {&sizes[i], 1}, nullptr});
     }
   }
   if (!boxes.empty()) DRIFTLESS_RETURN_IF_ERROR(device_->quantize(as_.rule, boxes, false));
@@ -305,12 +307,12 @@ Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of_all(const Matrix& 
   return sizes;
 }
 
-MaximaMessage QuantizedWeights::to_tell() const {
+MaximaMessage QuantizedWeights::maxima_to_send() const {
   MaximaMessage mine;
-  mine.all = !told_;
+  mine.all = !reported_all_;
   for (const auto& [key, joint] : joint_) {
-    if (joint.shared && (mine.all || joint.own != joint.told)) {
-      mine.maxima.push_back({key, joint.own});
+    if (joint.shared && (mine.all || joint.local != joint.sent)) {
+      mine.maxima.push_back({key, joint.local});
     }
   }
   return mine;
@@ -320,19 +322,19 @@ void QuantizedWeights::set_known(const Joint& joint, std::uint16_t size) {
   for (const auto& [matrix, block] : joint.places) matrices_[matrix].known[block] = size;
 }
 
-void QuantizedWeights::heard(const MaximaMessage& merged) {
+void QuantizedWeights::take_maxima(const MaximaMessage& merged) {
   for (const auto& [key, size] : merged.maxima) {
     const auto at = joint_.find(key);
     if (at != joint_.end()) set_known(at->second, size);
   }
-  for (auto& [key, joint] : joint_) joint.told = joint.own;
+  for (auto& [key, joint] : joint_) joint.sent = joint.local;
   agree_alone();
-  told_ = true;
+  reported_all_ = true;
 }
 
 void QuantizedWeights::agree_alone() {
   for (const auto& [key, joint] : joint_) {
-    if (!joint.shared) set_known(joint, joint.own);
+    if (!joint.shared) set_known(joint, joint.local);
   }
 }
 
@@ -403,14 +405,16 @@ Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTe
 class QuantizingSource::Batch {
  public:
   using Use = std::function<Status(std::span<const OfferedTensor>)>;
-  Batch(const QuantizedWeights& weights, const Use& use) : weights_(weights), use_(use) {}
+  // `made`: for codes and scales on the host.
+  Batch(const QuantizedWeights& weights, const Use& use, BatchMemory& made)
+      : weights_(weights), use_(use), made_(made) {}
 
   void keep(const OfferedTensor& as) { offered_.push_back(as); }
 
-  Status add(std::size_t number, const OfferedTensor& own) {
+  Status add(std::size_t number, const OfferedTensor& offered) {
     const QuantizedWeights::Matrix& matrix = weights_.matrices()[number];
-    DRIFTLESS_RETURN_IF_ERROR(weights_.check_memory(matrix, own.memory));
-    const bool host = own.memory == MemoryKind::kHost;
+    DRIFTLESS_RETURN_IF_ERROR(weights_.check_memory(matrix, offered.memory));
+    const bool host = offered.memory == MemoryKind::kHost;
     const std::uint64_t codes = matrix.code_bytes(), scales = matrix.scale_bytes();
     const std::uint64_t most_there = kDeviceBytes, most = kBatchBytes;
     const bool full = host ? bytes_ + codes + scales > most : bytes_there_ + codes > most_there;
@@ -419,15 +423,15 @@ class QuantizingSource::Batch {
       bytes_there_ += codes;
       numbers_.push_back(number);
       largest_.push_back(matrix.known);
-      boxes_.push_back({matrix.part, own.data, largest_.back(), nullptr});
+      boxes_.push_back({matrix.part, offered.data, largest_.back(), nullptr});
       return {};
     }
     bytes_ += codes + scales;
-    std::byte* const codes_at = made_.emplace_back(codes).data();
-    std::byte* const scales_at = made_.emplace_back(scales).data();
+    std::byte* const codes_at = made_.take(codes);
+    std::byte* const scales_at = made_.take(scales);
     std::vector<std::uint16_t> largest;
-    DRIFTLESS_RETURN_IF_ERROR(weights_.quantize(matrix, own.data, own.memory, largest, codes_at,
-                                                matrix.scales ? scales_at : nullptr));
+    DRIFTLESS_RETURN_IF_ERROR(weights_.quantize(matrix, offered.data, offered.memory, largest,
+                                                codes_at, matrix.scales ? scales_at : nullptr));
     offer(matrix, codes_at, MemoryKind::kHost, scales_at);
     return {};
   }
@@ -436,13 +440,13 @@ class QuantizingSource::Batch {
     if (!boxes_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there(boxes_));
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const QuantizedWeights::Matrix& matrix = weights_.matrices()[numbers_[i]];
-      std::byte* const scales_at = made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
+      std::byte* const scales_at = made_.take(matrix.scale_count() * sizeof(float));
       if (matrix.scales) weights_.make_scales(matrix, boxes_[i].largest, scales_at);
       offer(matrix, boxes_[i].codes, MemoryKind::kDevice, scales_at);
     }
     if (!offered_.empty()) DRIFTLESS_RETURN_IF_ERROR(use_(offered_));
     offered_.clear();
-    made_.clear();
+    made_.reset();
     boxes_.clear();
     numbers_.clear();
     largest_.clear();
@@ -460,8 +464,8 @@ class QuantizingSource::Batch {
 
   const QuantizedWeights& weights_;
   const Use& use_;
+  BatchMemory& made_;
   std::vector<OfferedTensor> offered_;
-  std::vector<std::vector<std::byte>> made_;  // in host memory
   std::uint64_t bytes_ = 0, bytes_there_ = 0;
   std::vector<DeviceMatrix> boxes_;
   std::vector<std::size_t> numbers_;                // the matrix of each
@@ -469,9 +473,10 @@ class QuantizingSource::Batch {
 };
 
 Status QuantizingSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
-  DRIFTLESS_RETURN_IF_ERROR(weights_->check(*own_));
-  return own_->visit([&](std::span<const OfferedTensor> offered) -> Status {
-    Batch batch(*weights_, use);
+  DRIFTLESS_RETURN_IF_ERROR(weights_->check(*source_));
+  BatchMemory made(kBatchBytes + BatchMemory::kSlack);
+  return source_->visit([&](std::span<const OfferedTensor> offered) -> Status {
+    Batch batch(*weights_, use, made);
     for (const OfferedTensor& each : offered) {
       if (each.tensor >= weights_->offered()) {
         return error(StatusCode::kInvalidArgument, "the source offered tensor number ", each.tensor,

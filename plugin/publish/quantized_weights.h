@@ -40,7 +40,7 @@ class QuantizedWeights {
     std::uint64_t matrix_rows = 0, matrix_columns = 0;
     std::size_t codes = 0;              // index in tensors()
     std::optional<std::size_t> scales;  // likewise; none: no block begins in this box
-    // The blocks, of those the box touches, that begin in it.
+    // The blocks that begin in this box. The box may touch others, which begin in another box.
     std::uint64_t scale_row = 0, scale_column = 0, scale_rows = 0, scale_columns = 0;
     // The known largest magnitude of each block that the box touches, row after row; 0 for blocks
     // that no other box has a part of.
@@ -62,11 +62,11 @@ class QuantizedWeights {
     }
   };
 
-  // `own`: the trainer's source; it, the base and the device outlive this. Weights on a GPU need
-  // the device; it may be null otherwise. Returns null if nothing is to be quantized
+  // `trainer`: the trainer's source; it, the base and the device outlive this. Weights on a GPU
+  // need the device; otherwise it may be null. Returns null if nothing is to be quantized
   // (needs_quantization()). kWrongLayout, by name, if a tensor does not fit the base.
   [[nodiscard]] static Result<std::unique_ptr<QuantizedWeights>> make(
-      FileSystem& fs, const Checkpoint& base, const WeightSource& own,
+      FileSystem& fs, const Checkpoint& base, const WeightSource& trainer,
       const QuantizeSettings& settings, unsigned threads, PublisherDevice* device = nullptr);
 
   [[nodiscard]] const Checkpoint& base() const { return *base_; }
@@ -74,7 +74,7 @@ class QuantizedWeights {
   [[nodiscard]] const QuantizedAs& as() const { return as_; }
   [[nodiscard]] unsigned threads() const { return threads_; }
   // Ok if the source offers the same tensors and boxes as the source that this was made for.
-  [[nodiscard]] Status check(const WeightSource& own) const;
+  [[nodiscard]] Status check(const WeightSource& trainer) const;
   // The tensors of the base that this rank offers.
   [[nodiscard]] std::span<const TensorSpec> tensors() const { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const { return boxes_; }
@@ -103,11 +103,11 @@ class QuantizedWeights {
   [[nodiscard]] Result<std::vector<std::uint16_t>> sizes_of_all(const Matrix& matrix,
                                                                 const std::byte* weights,
                                                                 MemoryKind memory) const;
-  // The maxima to send to the other ranks: those that changed since heard() was last called; all of
-  // them after forget().
-  [[nodiscard]] MaximaMessage to_tell() const;
-  void heard(const MaximaMessage& merged);
-  void forget() { told_ = false; }
+  // The maxima to send to the other ranks: those that changed since the last take_maxima(), or all
+  // of them after forget().
+  [[nodiscard]] MaximaMessage maxima_to_send() const;
+  void take_maxima(const MaximaMessage& merged);
+  void forget() { reported_all_ = false; }
   // Agrees on all blocks that no other rank shares.
   void agree_alone();
 
@@ -130,19 +130,19 @@ class QuantizedWeights {
   struct Joint {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> places;  // matrix, and its block
     bool shared = false;                                          // with other ranks
-    std::uint16_t own = 0;                                        // the largest over `places`
-    std::uint16_t told = 0;
+    std::uint16_t local = 0;                                      // the largest over `places`
+    std::uint16_t sent = 0;
     std::vector<std::uint16_t> sizes;  // by place
   };
   QuantizedWeights(const Checkpoint& base, const QuantizedAs& as, unsigned threads,
                    PublisherDevice* device)
       : base_(&base), as_(as), threads_(threads), device_(device) {}
-  [[nodiscard]] Status add(const TensorSpec& own, const TensorBox& box, std::size_t from);
+  [[nodiscard]] Status add(const TensorSpec& spec, const TensorBox& box, std::size_t from);
   [[nodiscard]] Status add_matrix(std::uint32_t tensor, std::uint32_t scales, const TensorBox& box,
                                   std::size_t from);
   // The same for INT4.
-  [[nodiscard]] Status add_groups(const TensorSpec& own, std::uint32_t packed, const TensorBox& box,
-                                  std::size_t from);
+  [[nodiscard]] Status add_groups(const TensorSpec& spec, std::uint32_t packed,
+                                  const TensorBox& box, std::size_t from);
   void find_joint_blocks();
   void set_known(const Joint& joint, std::uint16_t size);
 
@@ -150,22 +150,23 @@ class QuantizedWeights {
   QuantizedAs as_;
   unsigned threads_;
   PublisherDevice* device_;
-  std::vector<TensorSpec> own_tensors_;  // the trainer's
-  std::vector<TensorBox> own_boxes_;     // likewise
+  std::vector<TensorSpec> trainer_tensors_;  // the trainer's
+  std::vector<TensorBox> trainer_boxes_;     // likewise
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;
   std::vector<Matrix> matrices_;
   std::vector<Place> places_;
   std::map<BlockKey, Joint> joint_;
   bool shares_ = false;
-  bool told_ = false;
+  bool reported_all_ = false;
 };
 
 // Offers the tensors of QuantizedWeights with the base checkpoint's bytes.
 class QuantizedBase final : public WeightSource {
  public:
-  QuantizedBase(const QuantizedWeights& weights, const WeightSource& own)
-      : weights_(&weights), left_(own.left_to_others().begin(), own.left_to_others().end()) {}
+  QuantizedBase(const QuantizedWeights& weights, const WeightSource& trainer)
+      : weights_(&weights),
+        left_(trainer.left_to_others().begin(), trainer.left_to_others().end()) {}
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return weights_->tensors(); }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return weights_->boxes(); }
   [[nodiscard]] std::span<const std::string> left_to_others() const override { return left_; }
@@ -183,8 +184,8 @@ class QuantizedBase final : public WeightSource {
 // box if they are larger.
 class QuantizingSource final : public WeightSource {
  public:
-  QuantizingSource(const QuantizedWeights& weights, WeightSource& own)
-      : weights_(&weights), own_(&own) {}
+  QuantizingSource(const QuantizedWeights& weights, WeightSource& trainer)
+      : weights_(&weights), source_(&trainer) {}
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return weights_->tensors(); }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return weights_->boxes(); }
   [[nodiscard]] std::string companions_dir() const override { return weights_->base().directory(); }
@@ -199,7 +200,7 @@ class QuantizingSource final : public WeightSource {
   class Batch;
 
   const QuantizedWeights* weights_;
-  WeightSource* own_;
+  WeightSource* source_;
 };
 
 }  // namespace driftless

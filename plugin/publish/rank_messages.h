@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between publisher ranks, one type for each phase. They travel through the Group: every
-// rank sends one to the leader (collect()), or the leader sends one to all ranks (tell()). They are
-// JSON, and small except for the lists of tensors.
+// rank sends one to the leader (collect()), or the leader sends one to all ranks
+// (broadcast_message()). They are JSON, and small except for the lists of tensors.
 #pragma once
 
 #include "collectives/group.h"
@@ -71,8 +71,8 @@ struct AssemblyMessage {  // open(): the layout of all ranks
   Status status;
   std::vector<TensorSpec> tensors;                 // ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
-  // Offers that another rank publishes, as runs: the rank, its first offer of the run, and their
-  // number.
+  // Offers that are dropped because another rank publishes them, as runs: the rank that offers
+  // them, the first offer of the run, and the number of offers.
   std::vector<std::array<std::uint32_t, 3>> dropped;
   std::vector<RankOffer> copied;  // the offers that are published instead
   std::vector<BlockCut> cuts;     // ascending by tensor
@@ -124,11 +124,11 @@ struct StatusMessage {
 };
 struct DigestMessage {
   Status status;
-  Digest digest;  // of the rank's weights; in the answer of all ranks'
+  Digest digest;  // of the rank's weights; in the leader's answer: of all ranks' weights
 };
 struct CountMessage {
   Status status;
-  std::uint64_t count = 0;  // a rank's pieces; in the answer the rounds
+  std::uint64_t count = 0;  // of a rank's pieces; in the leader's answer: of rounds
 };
 
 // For all message types above.
@@ -161,7 +161,7 @@ template <typename Message>
 
 // Broadcasts the leader's `message`; the other ranks receive it in `message`.
 template <typename Message>
-[[nodiscard]] Status hear(Group& group, Message& message, const Deadline& deadline) {
+[[nodiscard]] Status broadcast_message(Group& group, Message& message, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::string text,
       group.broadcast(group.leads() ? to_message(message) : std::string(), deadline));
@@ -172,8 +172,9 @@ template <typename Message>
 
 // Broadcasts the leader's message. Fails on all ranks with its status if that is not ok.
 template <typename Message>
-[[nodiscard]] Result<Message> tell(Group& group, Message message, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(hear(group, message, deadline));
+[[nodiscard]] Result<Message> broadcast_checked(Group& group, Message message,
+                                                const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(broadcast_message(group, message, deadline));
   if (!message.status.ok()) return message.status;
   return message;
 }

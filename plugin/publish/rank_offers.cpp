@@ -36,12 +36,13 @@ OfferMessage RankOffers::open(const WeightSource& base) {
   return mine;
 }
 
-Result<std::vector<OwnedTensor>> RankOffers::own(const AssemblyMessage& told,
-                                                 const WeightLayout& layout, unsigned rank) {
+Result<std::vector<OwnedTensor>> RankOffers::owned_parts(const AssemblyMessage& assembly,
+                                                         const WeightLayout& layout,
+                                                         unsigned rank) {
   std::map<std::uint32_t, const BlockCut*> cuts;
-  for (const BlockCut& cut : told.cuts) cuts[cut.tensor] = &cut;
+  for (const BlockCut& cut : assembly.cuts) cuts[cut.tensor] = &cut;
   std::set<std::uint32_t> dropped;
-  for (const auto& [owner, first, count] : told.dropped) {
+  for (const auto& [owner, first, count] : assembly.dropped) {
     for (std::uint32_t i = 0; i < count && owner == rank; ++i) dropped.insert(first + i);
   }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, number of the offer
@@ -59,18 +60,18 @@ Result<std::vector<OwnedTensor>> RankOffers::own(const AssemblyMessage& told,
                                OwnedTensor::make(tensor, offered_[offer], boxes_[offer],
                                                  cut != cuts.end() ? cut->second : nullptr));
   }
-  find_copies(told, layout, rank, dropped);
+  find_copies(assembly, layout, rank, dropped);
   return owned;
 }
 
-void RankOffers::find_copies(const AssemblyMessage& told, const WeightLayout& layout, unsigned rank,
-                             const std::set<std::uint32_t>& dropped) {
+void RankOffers::find_copies(const AssemblyMessage& assembly, const WeightLayout& layout,
+                             unsigned rank, const std::set<std::uint32_t>& dropped) {
   std::map<std::string_view, unsigned> blocks;  // how many this rank publishes, by tensor
   for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     if (!dropped.contains(i)) ++blocks[offered_[i].name];
   }
   copies_ = dropped;
-  for (const auto& [owner, offer] : told.copied) {
+  for (const auto& [owner, offer] : assembly.copied) {
     if (owner != rank || offer >= offered_.size()) continue;
     const std::string& name = offered_[offer].name;
     const auto tensor = layout.find(name);

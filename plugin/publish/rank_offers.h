@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankOffers: the tensors and blocks that this rank's sources offer, those of them that it owns,
-// and those that other ranks offer, too (copies). The lowest rank publishes a copy. The other
-// ranks' bits must be the same in every version: otherwise they are other weights under the same
-// name, which no receiver would get.
+// RankOffers: the tensors and blocks that this rank's sources offer: those that it owns, and
+// copies, which other ranks offer, too. The lowest of these ranks publishes a copy. The other ranks
+// must have the same bits in every version: otherwise their copies are different weights under the
+// same name, which no receiver would get.
 #pragma once
 
 #include <set>
@@ -19,8 +19,9 @@ class RankOffers {
   [[nodiscard]] OfferMessage open(const WeightSource& base);
   // The parts that this rank owns, cut as the leader decided, ascending by tensor. All ranks find
   // the same errors.
-  [[nodiscard]] Result<std::vector<OwnedTensor>> own(const AssemblyMessage& told,
-                                                     const WeightLayout& layout, unsigned rank);
+  [[nodiscard]] Result<std::vector<OwnedTensor>> owned_parts(const AssemblyMessage& assembly,
+                                                             const WeightLayout& layout,
+                                                             unsigned rank);
   // Call it before the calls below. The store outlives this.
   void use(const WeightStore& store) { store_ = &store; }
 
@@ -46,21 +47,22 @@ class RankOffers {
   [[nodiscard]] Status digest_live_copies(TensorDigests& digests) const;
 
   [[nodiscard]] Status digest_copy(const OfferedTensor& copy, TensorDigests& digests) const;
-  // Adds the digests of copies that this rank publishes and need not read again. `changed`: the
-  // digests of the tensors that a version changes; `before`: of all tensors, by number.
+  // Adds the digests of copies that this rank publishes and that need not be read again. `changed`:
+  // the digests of the tensors that a version changes; `before`: of all tensors, by number.
   void add_kept_copies(const TensorDigests& changed, std::span<const Digest> before,
                        TensorDigests& digests) const;
 
  private:
-  void find_copies(const AssemblyMessage& told, const WeightLayout& layout, unsigned rank,
+  void find_copies(const AssemblyMessage& assembly, const WeightLayout& layout, unsigned rank,
                    const std::set<std::uint32_t>& dropped);
 
   const WeightStore* store_ = nullptr;
   std::vector<TensorSpec> offered_;    // in the sources' order
   std::vector<TensorBox> boxes_;       // which part of each
   std::vector<std::uint32_t> number_;  // the number of each in the store; kNotOurs: dropped
-  // Offers that other ranks have, too: those that must be read; those that this rank publishes and
-  // that are its only part of a tensor; and, without a snapshot, the places of the former.
+  // Offers that other ranks have, too. copies_: those that must be read. kept_copies_: those that
+  // this rank publishes and that are its only part of a tensor. live_copies_: without a snapshot,
+  // the places of copies_.
   std::set<std::uint32_t> copies_;
   std::map<std::uint32_t, std::uint32_t> kept_copies_;
   std::map<std::uint32_t, OfferedTensor> live_copies_;

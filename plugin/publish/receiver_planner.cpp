@@ -78,8 +78,8 @@ Result<std::vector<BlockCut>> ReceiverPlanner::open(std::span<const TensorSpec> 
       return error(StatusCode::kInvalidArgument, "tensor '", wanted.tensor, "' has two cuts");
     }
   }
-  for (auto& [tensor, cut] : cuts) own_cuts_.push_back(std::move(cut));
-  return own_cuts_;
+  for (auto& [tensor, cut] : cuts) option_cuts_.push_back(std::move(cut));
+  return option_cuts_;
 }
 
 std::vector<std::uint32_t> ReceiverPlanner::plain_for(std::span<const BlockCut> cuts) const {
@@ -141,8 +141,8 @@ Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>
 Encoding ReceiverPlanner::choose_encoding(const std::vector<ReceiverReport>& reports,
                                           std::vector<std::string>& notes) {
   LinkSpeed slowest;
-  const auto least = [](std::uint64_t& of, std::uint64_t told) {
-    if (told > 0 && (of == 0 || told < of)) of = told;
+  const auto least = [](std::uint64_t& of, std::uint64_t value) {
+    if (value > 0 && (of == 0 || value < of)) of = value;
   };
   for (const ReceiverReport& report : reports) {
     const auto needs = receivers_.find(report.id);
@@ -163,9 +163,9 @@ Encoding ReceiverPlanner::choose_encoding(const std::vector<ReceiverReport>& rep
 }
 
 std::vector<BlockCut> ReceiverPlanner::cuts_for(std::vector<std::string>& notes) const {
-  if (!options_.cut_for_receivers || !takes_blocks()) return own_cuts_;
+  if (!options_.cut_for_receivers || !takes_blocks()) return option_cuts_;
   std::map<std::uint32_t, std::pair<std::uint32_t, std::set<std::uint64_t>>> wanted;
-  for (const BlockCut& cut : own_cuts_) {
+  for (const BlockCut& cut : option_cuts_) {
     wanted[cut.tensor] = {cut.dim, {cut.points.begin(), cut.points.end()}};
   }
   std::set<std::uint32_t> otherwise;  // tensors held along several dimensions
@@ -205,14 +205,14 @@ std::vector<BlockCut> ReceiverPlanner::cuts_for(std::vector<std::string>& notes)
 VersionShape ReceiverPlanner::plan(const Result<std::vector<ReceiverReport>>& reports,
                                    std::vector<std::string>& notes) {
   VersionShape shape = run_.shape;
-  hearing_ = heard_;
+  planned_needs_ = adopted_needs_;
   if (!reports.ok()) return shape;  // unchanged
-  std::map<std::string, std::string> heard;
-  for (const ReceiverReport& report : *reports) heard[report.id] = report.needs;
-  const bool news = heard != heard_;
+  std::map<std::string, std::string> needs_by_receiver;
+  for (const ReceiverReport& report : *reports) needs_by_receiver[report.id] = report.needs;
+  const bool news = needs_by_receiver != adopted_needs_;
   if (news) {
-    read_needs(heard, notes);
-    hearing_ = std::move(heard);
+    read_needs(needs_by_receiver, notes);
+    planned_needs_ = std::move(needs_by_receiver);
     shape.cuts = cuts_for(notes);
     shape.plain = plain_for(shape.cuts);
   }
@@ -223,10 +223,10 @@ VersionShape ReceiverPlanner::plan(const Result<std::vector<ReceiverReport>>& re
   return shape;
 }
 
-void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& heard,
+void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& needs_by_receiver,
                                  std::vector<std::string>& notes) {
   receivers_.clear();
-  for (const auto& [id, text] : heard) {
+  for (const auto& [id, text] : needs_by_receiver) {
     if (text.empty()) {  // for example an agent that waits for workers
       receivers_[id] = silent_needs();
       continue;
@@ -236,7 +236,7 @@ void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& heard
       receivers_[id] = std::move(*needs);
     } else {
       receivers_[id] = silent_needs();
-      notes.push_back(concat("what it needs cannot be read: ", needs.status().message()));
+      notes.push_back(concat("its needs cannot be read: ", needs.status().message()));
     }
   }
 }

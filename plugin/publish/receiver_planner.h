@@ -11,8 +11,8 @@
 
 namespace driftless {
 
-// Codes for `compact` are made from the store's units, on the side where they are compared. Without
-// a snapshot, the codes of a base with FP8 blocks are not kept.
+// Whether this publisher can code `compact`. The codes are made from the store's units, which must
+// lie where units are compared. Without a snapshot, a publisher that quantizes keeps no FP8 codes.
 [[nodiscard]] inline bool codes_compact(const PublisherOptions& options) {
   if (!options.keep_snapshot && !options.quantize_rule.empty()) return false;
   return options.device == nullptr || options.device->on_device();
@@ -32,7 +32,7 @@ class ReceiverPlanner {
   [[nodiscard]] VersionShape plan(const Result<std::vector<ReceiverReport>>& reports,
                                   std::vector<std::string>& notes);
   // All ranks have received the plan.
-  void adopted() { heard_ = hearing_; }
+  void adopted() { adopted_needs_ = planned_needs_; }
   // A delta that was published.
   void note(const EncodingChooser::Version& version) { chooser_.note(version); }
 
@@ -40,21 +40,22 @@ class ReceiverPlanner {
   [[nodiscard]] bool takes_blocks() const {
     return publication_format(options_.layout).takes_blocks;
   }
-  void read_needs(const std::map<std::string, std::string>& heard, std::vector<std::string>& notes);
+  void read_needs(const std::map<std::string, std::string>& needs_by_receiver,
+                  std::vector<std::string>& notes);
   [[nodiscard]] std::string who_cannot(Encoding encoding) const;  // names; empty: all can
   [[nodiscard]] Encoding choose_encoding(const std::vector<ReceiverReport>& reports,
                                          std::vector<std::string>& notes);
   [[nodiscard]] Encoding encoding_for(Encoding wanted, std::vector<std::string>& notes) const;
-  // Tensors that a receiver holds in parts that the version is not cut to.
+  // Tensors of which a receiver holds a slice that does not begin and end at these cuts.
   [[nodiscard]] std::vector<std::uint32_t> plain_for(std::span<const BlockCut> cuts) const;
   [[nodiscard]] std::vector<BlockCut> cuts_for(std::vector<std::string>& notes) const;
 
   const PublisherOptions& options_;
   const RunState& run_;
   std::vector<std::vector<TensorBox>> boxes_;  // of each tensor, over all ranks
-  std::vector<BlockCut> own_cuts_;             // from the options
+  std::vector<BlockCut> option_cuts_;          // from the options
   // Each receiver's announcement: at the last plan, and at the last adopted plan.
-  std::map<std::string, std::string> hearing_, heard_;
+  std::map<std::string, std::string> planned_needs_, adopted_needs_;
   std::map<std::string, ReceiverNeeds> receivers_;  // the last announcements, parsed
   EncodingChooser chooser_;
 };

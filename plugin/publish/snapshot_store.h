@@ -15,10 +15,10 @@ namespace driftless {
 // for the next version, unless it is much more than this one needed.
 class UndoLog {
  public:
-  // Saves the old values of `delta` in `data`, then writes the new ones. Returns the change of the
-  // digest of the tensor `key`, whose block at `place` is `data`. The delta's tensor is the number
-  // in the snapshot. `old_values` are the old values of the delta's units. kNoSpace: no memory, and
-  // nothing was changed.
+  // Saves the old values of `delta`, then writes the new ones into `data`, the block that lies at
+  // `place` in the tensor of `key`. `delta.tensor` is the block's number in the snapshot;
+  // `old_values` has one value for each unit of the delta. Returns what the changes add to the
+  // tensor's digest. kNoSpace: there was no memory, and nothing was changed.
   [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
                                      const BlockPlace& place, std::byte* data,
                                      const DeltaView& delta, const std::byte* old_values);

@@ -46,9 +46,9 @@ class StageClock {
   // `finish_ms`: the calling thread's time from filled() until all writers finished.
   [[nodiscard]] StageTimes finished(double finish_ms) const {
     const double waited = wait_ms_ - filled_wait_ms_;
-    const double behind_ms = (send_ms_ - direct_ms_) / writers_;  // sent by writers
-    const double encoding = work_ms_ / writers_ + finish_ms - waited - behind_ms;
-    return {std::max(compare_ms_, 0.0), std::max(encoding, 0.0), direct_ms_ + behind_ms};
+    const double writer_send_ms = (send_ms_ - direct_ms_) / writers_;  // sent by writers
+    const double encoding = work_ms_ / writers_ + finish_ms - waited - writer_send_ms;
+    return {std::max(compare_ms_, 0.0), std::max(encoding, 0.0), direct_ms_ + writer_send_ms};
   }
 
  private:

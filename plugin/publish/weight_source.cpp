@@ -10,23 +10,23 @@ namespace driftless {
 LayoutStage stage_of(const WeightLayout& layout, unsigned stage, unsigned stages) {
   const double share = static_cast<double>(layout.total_bytes()) / stages;
   double before = 0;
-  LayoutStage own;
+  LayoutStage found;
   for (std::size_t tensor = 0; tensor < layout.size(); ++tensor) {
     const auto size = static_cast<double>(layout[tensor].size_bytes);
     const double middle = before + size / 2;
     before += size;
     const auto owner = share > 0 ? static_cast<unsigned>(middle / share) : 0U;
     if (std::min(owner, stages - 1) != stage) continue;
-    if (own.count++ == 0) own.first = tensor;
+    if (found.count++ == 0) found.first = tensor;
   }
-  return own;
+  return found;
 }
 
 CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, unsigned stage, unsigned stages)
     : checkpoint_(&checkpoint) {
-  const LayoutStage own = stage_of(checkpoint.layout(), stage, stages);
-  first_ = own.first;
-  for (std::size_t i = 0; i < own.count; ++i) tensors_.push_back(checkpoint.layout()[first_ + i]);
+  const LayoutStage part = stage_of(checkpoint.layout(), stage, stages);
+  first_ = part.first;
+  for (std::size_t i = 0; i < part.count; ++i) tensors_.push_back(checkpoint.layout()[first_ + i]);
 }
 
 Status CheckpointSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
@@ -47,11 +47,13 @@ std::uint64_t anchor_room_bytes(const WeightSource& weights) {
   const std::span<const TensorBox> boxes = weights.boxes();
   std::uint64_t bytes = std::uint64_t{1} << 20;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    std::uint64_t own = tensors[i].size_bytes;
+    std::uint64_t size_bytes = tensors[i].size_bytes;
     const Result<BlockPlace> place =
         place_of(tensors[i], i < boxes.size() ? boxes[i] : TensorBox());
-    if (place.ok()) own = place->units * unit_bytes(tensors[i].dtype);  // otherwise it is refused
-    bytes += framed_bytes(own, tensors[i].name);
+    if (place.ok()) {
+      size_bytes = place->units * unit_bytes(tensors[i].dtype);  // otherwise it is refused
+    }
+    bytes += framed_bytes(size_bytes, tensors[i].name);
   }
   return bytes;
 }

@@ -79,7 +79,8 @@ class WeightStore {
   // Whether changes were captured. If not, the store is compared with the offered weights.
   [[nodiscard]] virtual bool captured() const = 0;
   // Passes the changes of these tensors since the last version, in order. The tensor of a delta is
-  // its number in the store. Also ok if it stopped because more than `dense_above_units` changed.
+  // its number in the store; one that is `lasting` stays valid until the version is committed or
+  // rolled back. Also ok if it stopped because more than `dense_above_units` changed.
   using UseChange = std::function<Status(const DiffPiece&)>;
   [[nodiscard]] virtual Status each_change(std::span<const PairedTensor> batch,
                                            std::uint64_t dense_above_units, FoundChanges& found,

@@ -22,8 +22,8 @@ class HeadFetcher {
   [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
 
  private:
-  // The part of a frame's end that is fetched before the size of its table is known: 60 to 500
-  // rows.
+  // The last bytes of a frame, one in kTailShare, are fetched before the size of its table is
+  // known. They have room for 60 to 500 rows of the table.
   static constexpr std::uint64_t kTailShare = 64;
   static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
   static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
@@ -111,6 +111,57 @@ Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
                ", the manifest says ", to_hex(*file.table), ": it is another publication's");
 }
 
+// Parts whose table is in the manifest, and their heads, which were compared with it.
+struct TableHeads {
+  std::vector<PartReceipt> parts;
+  std::vector<std::size_t> files;             // index of each in the manifest
+  std::vector<std::vector<std::byte>> heads;  // empty if the road has the part in device memory
+  std::uint64_t fetched_bytes = 0;
+};
+
+// Without the hash of a frame's table, single blocks of it cannot be proven.
+Result<TableHeads> fetch_table_heads(ReceiveRoad& road, const PublicationId& id,
+                                     const Manifest& manifest, const RangeFetchOptions& options,
+                                     const Deadline& deadline) {
+  TableHeads found;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const ManifestFile& file = manifest.files[i];
+    if (!file.table) continue;
+    found.parts.push_back({file.name, file.rank, file.size_bytes, file.hash, file.locator});
+    found.files.push_back(i);
+  }
+  RangeFetchOptions few = options;
+  few.takers = 0;  // heads are small: threads would cost more than they save
+  HeadFetcher fetcher(road, id, few, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(found.heads, fetcher.fetch(found.parts));
+  found.fetched_bytes = fetcher.fetched_bytes();
+  for (std::size_t i = 0; i < found.heads.size(); ++i) {
+    if (found.heads[i].empty()) continue;
+    DRIFTLESS_RETURN_IF_ERROR(check_table(manifest.files[found.files[i]], found.heads[i]));
+  }
+  return found;
+}
+
+// The ranges of a frame as reads, `at` bytes into the memory. Ranges that adjoin in the part and in
+// the memory are one read.
+std::vector<DeviceRange> reads_of(const FrameCollector& collector, std::uint64_t at) {
+  std::vector<DeviceRange> reads;
+  for (std::size_t i = 0; i < collector.ranges().size(); ++i) {
+    const FrameRange& range = collector.ranges()[i];
+    const std::uint64_t to = at + collector.place_of(i);
+    if (!reads.empty()) {
+      ByteRange& before = reads.back().range;
+      if (before.offset + before.size_bytes == range.offset &&
+          reads.back().to + before.size_bytes == to) {
+        before.size_bytes += range.size_bytes;
+        continue;
+      }
+    }
+    reads.push_back({{range.offset, range.size_bytes}, to});
+  }
+  return reads;
+}
+
 }  // namespace
 
 Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(ReceiveRoad& road,
@@ -124,7 +175,7 @@ Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(ReceiveRoad& road,
 bool may_fetch_blocks(const Manifest& manifest) {
   const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
                       manifest.directory_layout == DirectoryLayout::kHdf5;
-  // A part of a full version's tensors is proven by their own digests.
+  // A receiver proves its tensors of a full version by the digests of these tensors.
   return frames && (manifest.encoding != Encoding::kFull || manifest.has_tensor_digests());
 }
 
@@ -133,25 +184,15 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    const FrameCollector::Needed& needed, bool keep,
                                    const RangeFetchOptions& options, const Deadline& deadline,
                                    KeptMemory* memory) {
-  // If the manifest has no hash of a frame's table, single blocks of it cannot be proven.
-  std::vector<PartReceipt> parts;
-  std::vector<std::size_t> file_of;
-  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
-    const ManifestFile& file = manifest.files[i];
-    if (!file.table) continue;
-    parts.push_back({file.name, file.rank, file.size_bytes, file.hash, file.locator});
-    file_of.push_back(i);
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(TableHeads found,
+                             fetch_table_heads(road, id, manifest, options, deadline));
+  std::vector<std::vector<std::byte>>& read = found.heads;
+  const std::vector<PartReceipt>& parts = found.parts;
   FetchedBlocks blocks;
-  RangeFetchOptions few = options;
-  few.takers = 0;  // heads are small: threads would cost more than they save
-  HeadFetcher heads(road, id, few, deadline);
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::vector<std::byte>> read, heads.fetch(parts));
   std::vector<WantedPart> wanted;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (read[i].empty()) continue;
-    const ManifestFile& file = manifest.files[file_of[i]];
-    DRIFTLESS_RETURN_IF_ERROR(check_table(file, read[i]));
+    const ManifestFile& file = manifest.files[found.files[i]];
     Result<FrameCollector> collector =
         FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed, memory);
     if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
@@ -162,7 +203,7 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     for (const FrameRange& range : collector->ranges()) {
       part.ranges.push_back({range.offset, range.size_bytes});
     }
-    blocks.frames.push_back({file_of[i], std::move(read[i]), std::move(*collector)});
+    blocks.frames.push_back({found.files[i], std::move(read[i]), std::move(*collector)});
     if (keep) blocks.frames.back().ranges.resize(part.ranges.size());
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const RangeFetchReport report,
@@ -172,13 +213,67 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    FetchedFrame& frame = blocks.frames[part];
                                    if (keep) frame.ranges[range] = bytes;
                                    const Status taken = frame.collector.take(range, bytes.bytes());
-                                   // Holes do not inflate; finish() names the block.
+                                   // A partial frame with a missing block does not inflate:
+                                   // finish() then names the block.
                                    return manifest.files[frame.file].partial ? Status() : taken;
                                  },
                                  deadline));
-  blocks.fetched_bytes = heads.fetched_bytes() + report.fetched_bytes;
+  blocks.fetched_bytes = found.fetched_bytes + report.fetched_bytes;
   blocks.needed_bytes += report.needed_bytes;
   return blocks;
+}
+
+Result<std::optional<FetchedBlocks>> fetch_blocks_to_device(
+    ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
+    const WeightLayout& layout, const FrameCollector::Needed& needed, ArrivalMemory& memory,
+    const RangeFetchOptions& options, const Deadline& deadline) {
+  constexpr std::uint64_t kFrameAlignment = 256;
+  DRIFTLESS_ASSIGN_OR_RETURN(TableHeads found,
+                             fetch_table_heads(road, id, manifest, options, deadline));
+  FetchedBlocks blocks;
+  blocks.fetched_bytes = found.fetched_bytes;
+  std::vector<std::uint64_t> places;  // of each frame, in the memory
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < found.parts.size(); ++i) {
+    const ManifestFile& file = manifest.files[found.files[i]];
+    if (found.heads[i].empty() || file.partial) return std::optional<FetchedBlocks>();
+    Result<FrameCollector> collector = FrameCollector::open_on_device(
+        found.heads[i], layout, max_frame_body_bytes(layout), needed);
+    if (collector.status().code() == StatusCode::kUnsupported) {
+      return std::optional<FetchedBlocks>();
+    }
+    if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
+    places.push_back(bytes);
+    bytes += (collector->device_bytes() + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+    blocks.needed_bytes += found.heads[i].size();
+    blocks.frames.push_back({found.files[i], std::move(found.heads[i]), std::move(*collector)});
+  }
+  Result<DeviceSpace> space = memory.take(bytes);
+  if (space.status().code() == StatusCode::kNoSpace) return std::optional<FetchedBlocks>();
+  if (!space.ok()) return space.status();
+  std::vector<std::span<const std::byte>> stretches;
+  for (std::size_t k = 0; k < blocks.frames.size(); ++k) {
+    FrameCollector& collector = blocks.frames[k].collector;
+    std::byte* const at = space->memory.get() + places[k];
+    collector.place(std::shared_ptr<std::byte>(space->memory, at));
+    const std::vector<DeviceRange> reads = reads_of(collector, places[k]);
+    const Status read = road.fetch_to_device(id, found.parts[k], reads, *space, deadline);
+    if (!read.ok()) return read.with_context(concat("part ", found.parts[k].name));
+    for (std::size_t i = 0; i < collector.ranges().size(); ++i) {
+      const std::uint64_t size = collector.ranges()[i].size_bytes;
+      stretches.emplace_back(at + collector.place_of(i), size);
+      blocks.needed_bytes += size;
+      blocks.fetched_bytes += size;
+    }
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, memory.hash(stretches));
+  std::size_t next = 0;
+  for (FetchedFrame& frame : blocks.frames) {
+    for (std::size_t i = 0; i < frame.collector.ranges().size(); ++i) {
+      frame.collector.prove(i, hashes[next++]);
+    }
+  }
+  return std::optional<FetchedBlocks>(std::move(blocks));
 }
 
 }  // namespace driftless

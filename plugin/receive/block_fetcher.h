@@ -6,6 +6,7 @@
 #include "collectives/range_fetcher.h"
 #include "formats/frame.h"
 #include "formats/manifest.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -30,12 +31,21 @@ struct FetchedBlocks {
     ReceiveRoad& road, const PublicationId& id, std::span<const PartReceipt> parts,
     const RangeFetchOptions& options, const Deadline& deadline);
 
-// Skips frames of which every block is needed, and parts whose table is not in the manifest; fetch
-// those whole. kCorrupt if a table differs from the manifest's. `keep`: keeps the fetched bytes,
-// too. `memory`: for the blocks (null: memory of their own).
+// Fetches the needed blocks. Skips frames of which every block is needed, and parts whose table is
+// not in the manifest: the caller fetches those whole. kCorrupt if a table differs from the
+// manifest's. `keep`: also keeps the fetched bytes. `memory`: for the blocks (null: allocates
+// them).
 [[nodiscard]] Result<FetchedBlocks> fetch_blocks(
     ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
     const WeightLayout& layout, const FrameCollector::Needed& needed, bool keep,
     const RangeFetchOptions& options, const Deadline& deadline, KeptMemory* memory = nullptr);
+
+// The same into memory of a GPU: the road reads each block to its place there, and the GPU hashes
+// it. Frames of which every block is needed are fetched, too. Nothing if that memory has no room,
+// or if a frame cannot be used there: then fetch the blocks to the host.
+[[nodiscard]] Result<std::optional<FetchedBlocks>> fetch_blocks_to_device(
+    ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
+    const WeightLayout& layout, const FrameCollector::Needed& needed, ArrivalMemory& memory,
+    const RangeFetchOptions& options, const Deadline& deadline);
 
 }  // namespace driftless

@@ -5,7 +5,7 @@
 #include "core/stopwatch.h"
 #include "formats/records.h"
 #include "plugin/receive/anchor_offer.h"
-#include "plugin/receive/announced_needs.h"
+#include "plugin/receive/target_needs.h"
 #include "plugin/receive/version_fetcher.h"
 
 namespace driftless {
@@ -120,20 +120,21 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
                                               deadline.sooner(options.fetch_deadline)));
   }
   target.set_proof(options.proof);
-  ReceiverOptions own = options;
-  if (own.threads == 0) own.threads = default_threads();
-  std::unique_ptr<Receiver> receiver(new Receiver(own, road, target, run));
-  DRIFTLESS_RETURN_IF_ERROR(receiver->digests_.prove(receiver->own_state(), *receiver->fetcher_));
+  ReceiverOptions all_options = options;
+  if (all_options.threads == 0) all_options.threads = default_threads();
+  std::unique_ptr<Receiver> receiver(new Receiver(all_options, road, target, run));
+  DRIFTLESS_RETURN_IF_ERROR(receiver->digests_.prove(receiver->held_state(), *receiver->fetcher_));
   DRIFTLESS_RETURN_IF_ERROR(receiver->announce_needs());
-  if (!receiver->unproven().empty() && own.warn) {
-    own.warn(error(StatusCode::kIncomplete, receiver->unproven(), "; it is reported as unproven"));
+  if (!receiver->unproven().empty() && all_options.warn) {
+    all_options.warn(
+        error(StatusCode::kIncomplete, receiver->unproven(), "; it is reported as unproven"));
   }
   return receiver;
 }
 
 // Called once: an engine's weights may move, but which part of them it holds does not change.
 Status Receiver::announce_needs() {
-  ReceiverNeeds& needs = announced_;
+  ReceiverNeeds& needs = needs_values_;
   needs.encodings = options_.encodings;
   if (needs.encodings.empty()) {
     for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
@@ -146,10 +147,10 @@ Status Receiver::announce_needs() {
   needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
   needs.bytes_per_s = needs.units_per_s = ~std::uint64_t{0};  // reserves room for any speed
   DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverNeeds told, parse_needs(needs_, options_.id));
+  DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverNeeds parsed, parse_needs(needs_, options_.id));
   needs.bytes_per_s = needs.units_per_s = 0;
   // If its slices do not fit into the announcement, blocks are not cut to them.
-  if (needs.old_values && told.tensors != needs.tensors) {
+  if (needs.old_values && parsed.tensors != needs.tensors) {
     needs.old_values = false;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
@@ -203,12 +204,12 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
   // If recovery has completed a commit that left the engine paused.
   if (left_paused_ && target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(resume());
-  const TargetState state = own_state();
+  const TargetState state = held_state();
   const Status claim = digests_.prove_again(state, *fetcher_);
   if (!claim.ok()) {  // only a full version helps: ask for one
     misfits_ = kMisfitsBeforeFull;
     stranded_ = true;
-    const Status told = say();
+    const Status reported = send_report();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_->wait(state, deadline));
   if (!news) return claim.ok() ? Result<bool>(false) : claim;
@@ -223,7 +224,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
               fetched.status().code() == StatusCode::kCorrupt ||  // and no newer anchor is there
               fetched.status().code() == StatusCode::kIncomplete ||
               (not_there && misfits_ >= kMisfitsBeforeFull);
-  if (stranded_) const Status told = say();
+  if (stranded_) const Status reported = send_report();
   if (not_there) ++misfits_;
   if (!fetched.ok() && is_foreign(target_->state(), run())) {
     return fetched.status().with_context(
@@ -278,7 +279,7 @@ Result<bool> Receiver::stage_patiently(const Deadline& deadline) {
     patience_ = Deadline::after(options_.fetch_deadline);
     warned_ = false;
   }
-  // Most gaps close at once.
+  // Most gaps close at once, so the caller is warned only if one lasts.
   const bool lasts = patience_->remaining() < options_.fetch_deadline - TrainerContact::kSignOfLife;
   if (lasts && !std::exchange(warned_, true) && options_.warn) {
     options_.warn(trouble_.with_context("waiting for an anchor, or for what is missing"));
@@ -294,7 +295,7 @@ Result<UpdateReport> Receiver::commit() {
   const Status applied = apply();
   if (!applied.ok()) {
     ++counts_.commit_failures;
-    // A failed resume follows a commit that holds.
+    // If only resuming failed, the commit holds.
     const TargetState after = target_->state();
     if (after.valid && !(after == before)) ++counts_.commits;
     return applied;
@@ -333,7 +334,9 @@ Status Receiver::apply() {
   Status resumed = resume();
   report_.resume_ms = watch.lap_ms();
   if (!commit.ok()) {
-    if (!target_->state().valid) const Status told = report();  // reports that no version is held
+    if (!target_->state().valid) {
+      const Status reported = report();  // reports that no version is held
+    }
     if (left_paused_) {
       return error(commit.status().code(), commit.status().message(),
                    "; the engine is left paused: the weights are no version now");
@@ -347,8 +350,8 @@ Status Receiver::apply() {
   report_.changed_units = commit->changed_units;
   report_.tensors = std::move(commit->tensors);
   note_speed();
-  if (const Status told = report(); !told.ok()) {
-    report_.notes.push_back(concat("not reported to the road yet: ", told.to_string()));
+  if (const Status reported = report(); !reported.ok()) {
+    report_.notes.push_back(concat("not reported to the road yet: ", reported.to_string()));
   }
   if (resumed.ok()) return {};
   return resumed.with_context(
@@ -375,13 +378,13 @@ Status Receiver::rollback() {
 }
 
 Status Receiver::report() {
-  Status told = say();
-  contact_.note(told);
-  return told;
+  Status reported = send_report();
+  contact_.note(reported);
+  return reported;
 }
 
-Status Receiver::say() {
-  const TargetState state = own_state();
+Status Receiver::send_report() {
+  const TargetState state = held_state();
   ReceiverReport report;
   report.id = options_.id;
   if (state.valid) {  // else the road keeps an anchor for it
@@ -399,15 +402,15 @@ Status Receiver::say() {
 // A report that the road refuses is not fatal: a directory may be read-only.
 void Receiver::sign_of_life() {
   if (!contact_.due()) return;
-  const Status told = report();
-  if (told.ok()) return;
-  ++counts_.unheard;
-  if (!contact_.silent() && options_.warn) options_.warn(told);
+  const Status reported = report();
+  if (reported.ok()) return;
+  ++counts_.failed_reports;
+  if (!contact_.silent() && options_.warn) options_.warn(reported);
 }
 
 Result<std::optional<EndOfRun>> Receiver::listen_for_end() {
-  if (!options_.hear_end) return std::optional<EndOfRun>();
-  return end_.listen(options_.hear_end(), run());
+  if (!options_.fetch_end) return std::optional<EndOfRun>();
+  return end_.listen(options_.fetch_end(), run());
 }
 
 Status Receiver::leave() { return road_->leave(Deadline::after(options_.report_deadline)); }
@@ -417,29 +420,28 @@ std::optional<std::uint64_t> Receiver::staged_version() const {
 }
 
 const std::vector<Digest>& Receiver::tensor_digests() const {
-  return digests_.tensors(own_state().id.version);
+  return digests_.tensors(held_state().id.version);
 }
 
-TargetState Receiver::own_state() const {
+TargetState Receiver::held_state() const {
   TargetState state = target_->state();
   return is_foreign(state, run()) ? TargetState() : state;
 }
 
-// Announces the measured speed, with the next report, for a publisher that chooses its encoding by
-// it.
+// Announces the measured speed with the next report, for publishers that choose the encoding by it.
 void Receiver::note_speed() {
   constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // fewer show only the latency
   if (report_.anchor || report_.wire_bytes < kLeastBytes || report_.fetch_ms <= 0) return;
   const auto per_s = [](std::uint64_t count, double ms) {
     return rounded_speed(static_cast<double>(count) / std::max(ms, 0.1) * 1e3);
   };
-  announced_.bytes_per_s = per_s(report_.wire_bytes, report_.fetch_ms);
-  announced_.units_per_s = per_s(digests_.layout().total_units(), report_.stage_ms);
-  Result<std::string> text = needs_to_text(announced_, kMaxNeedsBytes);
+  needs_values_.bytes_per_s = per_s(report_.wire_bytes, report_.fetch_ms);
+  needs_values_.units_per_s = per_s(digests_.layout().total_units(), report_.stage_ms);
+  Result<std::string> text = needs_to_text(needs_values_, kMaxNeedsBytes);
   if (!text.ok()) return;
-  const Result<ReceiverNeeds> told = parse_needs(*text, options_.id);
-  // If the slices no longer fit, blocks would not be cut to them.
-  if (told.ok() && told->tensors == announced_.tensors) needs_ = std::move(*text);
+  const Result<ReceiverNeeds> parsed = parse_needs(*text, options_.id);
+  // If the slices no longer fit beside the speed, keeps the earlier text, which has them.
+  if (parsed.ok() && parsed->tensors == needs_values_.tensors) needs_ = std::move(*text);
 }
 
 Status Receiver::resume() {

@@ -45,8 +45,8 @@ struct UpdateReport {
 
 struct ReceiverOptions {
   std::string id = "receiver";  // of plain characters, unique on the road
-  // The most bytes of parts that are staged for one commit; for `compact` including their decoded
-  // form.
+  // The most bytes of parts that are staged for one commit. For `compact`, the decoded changes
+  // count, too.
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;
   unsigned read_workers = 4;  // parts or ranges of parts that are fetched at a time
   // Bytes of full-shape tensors that an engine's loader is given at a time (an engine's target).
@@ -67,7 +67,7 @@ struct ReceiverOptions {
   // Called around writing, also by rollback(). If pause fails, nothing has changed and commit() may
   // be called again. If resume fails, the commit holds, and the failure is returned after it. If a
   // failed commit left the weights without a version, the engine stays paused until stage() has
-  // made them one again. May be empty.
+  // recovered one, or a later commit has written one. May be empty.
   std::function<Status()> pause;
   std::function<Status()> resume;
   // Called with harmless failures: the road refused a report, or nothing proves that the weights
@@ -76,7 +76,7 @@ struct ReceiverOptions {
   // Called with every commit, for metrics. A failure becomes a note in the report. May be empty.
   std::function<Status(const UpdateReport&)> record;
   // Returns the text of the end-of-run note, once there is one (listen_for_end()). May be empty.
-  std::function<EndListener::Heard()> hear_end;
+  std::function<EndListener::Note()> fetch_end;
   std::shared_ptr<const void> keeps;  // kept alive with the receiver, for example its road
 };
 
@@ -85,7 +85,7 @@ struct ReceiverCounts {
   std::uint64_t newest = 0;  // seen on the road
   std::uint64_t commits = 0, versions = 0, anchors = 0, rollbacks = 0;
   std::uint64_t stage_failures = 0, commit_failures = 0;
-  std::uint64_t unheard = 0;  // reports that the road did not accept
+  std::uint64_t failed_reports = 0;  // reports that the road did not accept
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0, needed_bytes = 0;
   double fetch_ms = 0, stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
   double longest_pause_ms = 0;  // from pause to the end of resume
@@ -126,8 +126,8 @@ class Receiver {
   // unchanged, and stage() may be called again. Sends reports while it waits.
   [[nodiscard]] Result<bool> stage(const Deadline& deadline);
   // While it waits, a receiver offers its bytes of the newest anchor to a road whose receivers
-  // serve each other (anchor_offer.h). This call ends that: for weights whose memory may be taken
-  // away.
+  // serve each other (anchor_offer.h). After this call it no longer does: its weights may be moved
+  // or freed.
   void offer_nothing();
   // As stage(), but returns false on kWrongBase and kMismatch until they have lasted for
   // fetch_deadline: versions may appear out of order, the next one may bring the anchor that the
@@ -176,10 +176,10 @@ class Receiver {
   [[nodiscard]] Status apply();
   // The target's state within this run: no version while it holds another run's, which a full
   // version will replace.
-  [[nodiscard]] TargetState own_state() const;
+  [[nodiscard]] TargetState held_state() const;
   // Sends a report outside of the regular ones: sign_of_life() stays due as before, and warns if
   // the road refuses reports.
-  [[nodiscard]] Status say();
+  [[nodiscard]] Status send_report();
   // Called while waiting. Whether more is left to offer.
   [[nodiscard]] bool offer_anchor();
   void note_speed();
@@ -193,11 +193,11 @@ class Receiver {
   std::unique_ptr<VersionFetcher> fetcher_;
   RunDigests digests_;
   std::vector<MappedPart> mapped_;  // of staged_
-  ReceiverNeeds announced_;         // the first announcement, with later changes
-  std::string needs_;               // announced_ as text
+  ReceiverNeeds needs_values_;      // the first announcement, with later changes
+  std::string needs_;               // needs_values_ as text
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next version nor an anchor is there undamaged
+  bool stranded_ = false;  // the next version and every anchor are gone or damaged
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of staged_

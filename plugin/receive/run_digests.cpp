@@ -112,15 +112,16 @@ Status RunDigests::prove_again(const TargetState& state, VersionFetcher& fetcher
 // Proves each tensor that is held.
 Status RunDigests::prove_some(const TargetState& state) {
   const std::vector<Digest>& known = committed_.tensors;
-  const std::string said =
-      concat("the weights are said to be version ", state.id.version, " of run ", to_hex(run_));
+  const std::string claim =
+      concat("the weights are claimed to be version ", state.id.version, " of run ", to_hex(run_));
   if (known.empty() && state.id.version > 0 && !state.version_digest) {
-    return error(StatusCode::kWrongBase, said, ", some tensors are not held here, and the ",
+    return error(StatusCode::kWrongBase, claim, ", some tensors are not held here, and the ",
                  "manifests that led there are gone: nothing proves it; start from the run's ",
                  "base, or as holding nothing");
   }
   if (known.empty() || !state.tensors) {
-    unproven_ = concat(said, ", and nothing tells the digests of the tensors that are held here");
+    unproven_ =
+        concat(claim, ", and the run does not list the digests of the tensors that are held here");
   }
   return check_held_tensors(state, layout_, known);
 }
@@ -132,11 +133,11 @@ Status RunDigests::prove_all(const TargetState& state, VersionFetcher& fetcher) 
   const std::optional<Digest> expected = fetcher.digest_at(version);
   unproven_.clear();
   if (!expected) {
-    unproven_ = concat("the weights are said to be version ", version, " of run ", to_hex(run_),
-                       ", and no manifest on the road tells its digest");
+    unproven_ = concat("the weights are claimed to be version ", version, " of run ", to_hex(run_),
+                       ", and no manifest on the road has its digest");
   }
   if (!expected || *expected == state.digest) return {};
-  return error(StatusCode::kWrongBase, "the weights are said to be version ", version,
+  return error(StatusCode::kWrongBase, "the weights are claimed to be version ", version,
                ", and have digest ", to_hex(state.digest), ", but version ", version, " of run ",
                to_hex(run_), " has ", to_hex(*expected),
                ": they are not that version; start from the run's base, or as holding nothing");

@@ -42,8 +42,8 @@ class RunDigests {
   [[nodiscard]] Status check_base(const TargetState& state, const FetchedVersion& first) const;
   // Computes the digests after `chain`, on top of what is committed.
   [[nodiscard]] Status stage(std::span<const FetchedVersion> chain);
-  // The last staged chain was committed. It was proven on top of the previous version: all tensors
-  // by their digest, some (`partial`) only if the run has their digests.
+  // The last staged chain was committed, which proves the target. A target that holds only some of
+  // the tensors (`partial`) is proven only if the run has the digests of these.
   void commit(bool partial);
   // The last commit was taken back.
   void undo();

@@ -28,17 +28,18 @@ Result<EndOfRun> parse_end(std::string_view text, std::string_view what) {
 
 namespace {
 
-Result<std::optional<EndOfRun>> read_end(const EndListener::Heard& heard, const Hash128& run) {
-  DRIFTLESS_RETURN_IF_ERROR(heard.status());
-  if (!*heard) return std::optional<EndOfRun>();
-  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end, parse_end(**heard, "the trainer's last word"));
+Result<std::optional<EndOfRun>> read_end(const EndListener::Note& note, const Hash128& run) {
+  DRIFTLESS_RETURN_IF_ERROR(note.status());
+  if (!*note) return std::optional<EndOfRun>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end,
+                             parse_end(**note, "the trainer's end-of-run note"));
   return end.run == run ? std::optional(end) : std::nullopt;
 }
 
 }  // namespace
 
-Result<std::optional<EndOfRun>> EndListener::listen(const Heard& heard, const Hash128& run) {
-  Result<std::optional<EndOfRun>> end = read_end(heard, run);
+Result<std::optional<EndOfRun>> EndListener::listen(const Note& note, const Hash128& run) {
+  Result<std::optional<EndOfRun>> end = read_end(note, run);
   if (end.status().code() != StatusCode::kCorrupt) {
     unreadable_.reset();
     return end;
@@ -48,10 +49,10 @@ Result<std::optional<EndOfRun>> EndListener::listen(const Heard& heard, const Ha
   return std::optional<EndOfRun>();
 }
 
-void TrainerContact::note(const Status& told) {
+void TrainerContact::note(const Status& report) {
   alive_ = Deadline::after(kSignOfLife);
-  told_ = told;
-  if (told.code() != StatusCode::kDeadlineExceeded) {
+  last_report_ = report;
+  if (report.code() != StatusCode::kDeadlineExceeded) {
     silent_.reset();
   } else if (!silent_) {
     silent_ = Deadline::after(patience_);
@@ -60,8 +61,8 @@ void TrainerContact::note(const Status& told) {
 
 Status TrainerContact::check(std::uint64_t version) const {
   if (!silent_ || !silent_->expired()) return {};
-  return told_.with_context(concat("no way to the trainer for deadlines.connect (",
-                                   patience_.count(), " ms), at version ", version));
+  return last_report_.with_context(concat("no way to the trainer for deadlines.connect (",
+                                          patience_.count(), " ms), at version ", version));
 }
 
 }  // namespace driftless

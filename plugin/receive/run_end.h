@@ -27,12 +27,12 @@ struct EndOfRun {
 // [rollout, agent] Reads the end-of-run note.
 class EndListener {
  public:
-  using Heard = Result<std::optional<std::string>>;
+  using Note = Result<std::optional<std::string>>;
   // On some file systems the bytes of the note arrive late: an unreadable note counts as missing
   // for `patience` (deadlines.fetch).
   explicit EndListener(std::chrono::milliseconds patience) : patience_(patience) {}
   // Nothing while the run goes on. The end of another run is ignored.
-  [[nodiscard]] Result<std::optional<EndOfRun>> listen(const Heard& heard, const Hash128& run);
+  [[nodiscard]] Result<std::optional<EndOfRun>> listen(const Note& note, const Hash128& run);
 
  private:
   std::chrono::milliseconds patience_;
@@ -47,11 +47,11 @@ class TrainerContact {
 
   // `patience`: deadlines.connect.
   explicit TrainerContact(std::chrono::milliseconds patience) : patience_(patience) {}
-  // The last report is so long ago that one is due.
+  // Whether the next report is due.
   [[nodiscard]] bool due() const { return alive_.expired(); }
   // Records the outcome of a report.
-  void note(const Status& told);
-  // The last report was not accepted in time.
+  void note(const Status& report);
+  // Whether the last report was not accepted in time.
   [[nodiscard]] bool silent() const { return silent_.has_value(); }
   // kDeadlineExceeded if no report was accepted for `patience`.
   [[nodiscard]] Status check(std::uint64_t version) const;
@@ -60,7 +60,7 @@ class TrainerContact {
   std::chrono::milliseconds patience_;
   Deadline alive_ = Deadline::after(std::chrono::milliseconds(0));
   std::optional<Deadline> silent_;  // runs from the first report that failed
-  Status told_;
+  Status last_report_;
 };
 
 }  // namespace driftless

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 // The most manifests that are read to find the digests of a version that is already held.
 constexpr std::size_t kMostFollowed = 256;
 
-// The bytes that a change of `compact` takes decoded, beside its bits, as folding needs it.
+// What a decoded change of `compact` takes for folding, beside the bytes of its value.
 constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
 
 // Failures that a retry may mend: incomplete, read while it was written, just pruned.
@@ -172,15 +172,15 @@ bool VersionFetcher::has_come() {
   return true;
 }
 
-// Version numbers do not reveal another run on the road before it has counted further than this
-// one.
+// Looks for another run on the road: its version numbers alone would be noticed only once they
+// exceed the number of the target's version.
 Status VersionFetcher::check_run(const TargetState& state) {
   if (!next_look_.expired()) return {};
   next_look_ = Deadline::after(options_.fetch_deadline);
   const Deadline deadline = Deadline::after(options_.report_deadline);
   const Result<std::vector<PublicationId>> listed = road_->list(deadline);
   if (!listed.ok()) return {};
-  if (listed->empty()) return check_announced();
+  if (listed->empty()) return check_announcement();
   if (is_newer(state, listed->back())) return {};
   const PublicationId& newest = listed->back();
   const Result<std::string> text = road_->fetch_manifest(newest, deadline);
@@ -192,12 +192,12 @@ Status VersionFetcher::check_run(const TargetState& state) {
 
 // If no version is listed, only the announcement shows another run; and that run may end without
 // one.
-Status VersionFetcher::check_announced() {
+Status VersionFetcher::check_announcement() {
   const Result<std::string> text = road_->run_info(Deadline::after(1s));
   if (!text.ok()) return {};
-  const Result<RunInfo> announced = parse_run_info(*text, "the run's announcement");
-  if (!announced.ok() || announced->run == run_) return {};
-  return wrong_run("the announcement on the road", announced->run);
+  const Result<RunInfo> announcement = parse_run_info(*text, "the run's announcement");
+  if (!announcement.ok() || announcement->run == run_) return {};
+  return wrong_run("the announcement on the road", announcement->run);
 }
 
 Status VersionFetcher::wrong_run(const std::string& what, const Hash128& found) const {
@@ -232,7 +232,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
       if (full.ok()) return full;
     }
     damaged_ = damaged;
-    // It stays listed but gone, as if it were not listed: only an anchor helps.
+    // A version that is listed but stays gone counts as not listed: only an anchor helps.
     if (failure.code() != StatusCode::kNotFound) return failure;
     return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
   }
@@ -249,10 +249,12 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   if (needs.target != nullptr) {
     ahead = needs.target->begin_stage(chosen.front().manifest, chosen.back().manifest);
   }
+  FetchNeeds candidate_needs = needs;
+  candidate_needs.alone = chosen.size() == 1;
   for (FoundManifest& candidate : chosen) {
     const std::size_t manifest_bytes = candidate.size_bytes;
-    const Status fetched =
-        fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain, needs, deadline);
+    const Status fetched = fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain,
+                                       candidate_needs, deadline);
     // Continue with the versions that are complete; the next round handles the failure.
     if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
     DRIFTLESS_RETURN_IF_ERROR(fetched);
@@ -505,24 +507,39 @@ Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& ver
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline) {
   const Manifest& manifest = version.manifest;
-  if (needs.of_target == nullptr || !may_fetch_blocks(manifest) ||
-      manifest.layout != needs.layout->signature()) {
-    return check_brought(version);
-  }
+  const bool fits = needs.layout != nullptr && manifest.layout == needs.layout->signature();
+  if (!fits || !may_fetch_blocks(manifest)) return check_brought(version);
   RangeFetchOptions options;
   options.workers = std::max(1U, options_.read_workers);
   options.takers = options_.threads;
+  const auto needed = [&](const BucketEntry& entry) {
+    return needs.of_target == nullptr || needs.of_target->has(entry.tensor, entry.block);
+  };
+  ArrivalMemory* const device = needs.alone && needs.target != nullptr && road_->fetches_to_device()
+                                    ? needs.target->arrivals(manifest)
+                                    : nullptr;
+  if (device != nullptr) {
+    Result<std::optional<FetchedBlocks>> there = fetch_blocks_to_device(
+        *road_, id, manifest, *needs.layout, needed, *device, options, deadline);
+    if (!there.ok()) return there.status().with_context(version.source);
+    if (there->has_value()) return take_blocks(**there, version, chain, needs);
+  }
+  if (needs.of_target == nullptr) return check_brought(version);
   Result<FetchedBlocks> blocks = driftless::fetch_blocks(
-      *road_, id, manifest, *needs.layout,
-      [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); },
-      false, options, deadline, memory_.get());
+      *road_, id, manifest, *needs.layout, needed, false, options, deadline, memory_.get());
   if (!blocks.ok()) return blocks.status().with_context(version.source);
-  chain.fetched_bytes += blocks->fetched_bytes;
-  chain.needed_bytes += blocks->needed_bytes;
+  return take_blocks(*blocks, version, chain, needs);
+}
+
+Status VersionFetcher::take_blocks(FetchedBlocks& blocks, FetchedVersion& version,
+                                   FetchedChain& chain, const FetchNeeds& needs) const {
+  const std::vector<ManifestFile>& files = version.manifest.files;
+  chain.fetched_bytes += blocks.fetched_bytes;
+  chain.needed_bytes += blocks.needed_bytes;
   DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(blocks->frames.size(), options_.threads, [&](std::size_t k, unsigned) -> Status {
-        FetchedFrame& fetched = blocks->frames[k];
-        const ManifestFile& file = manifest.files[fetched.file];
+      parallel_for(blocks.frames.size(), options_.threads, [&](std::size_t k, unsigned) -> Status {
+        FetchedFrame& fetched = blocks.frames[k];
+        const ManifestFile& file = files[fetched.file];
         Result<Frame> frame = fetched.collector.finish(*needs.layout);
         if (!frame.ok() && file.partial) return not_brought(version.source, file);
         if (!frame.ok()) {

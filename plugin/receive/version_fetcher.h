@@ -77,11 +77,14 @@ struct FoundManifest {
   std::uint64_t size_bytes = 0;
 };
 
+struct FetchedBlocks;  // block_fetcher.h
+
 // What to fetch of a version's frames.
 struct FetchNeeds {
   const WeightLayout* layout = nullptr;                    // of the run
   std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
   WeightTarget* target = nullptr;  // may begin to stage while parts arrive; may be null
+  bool alone = false;              // the version is staged alone; set by the fetcher
 };
 
 // Whether the versions may be followed, or the target needs a full version.
@@ -89,9 +92,9 @@ enum class FetchMode : unsigned char { kAny, kFullOnly };
 
 class VersionFetcher {
  public:
-  // Uses of the options: fold_bytes (bounds the parts of a chain, but one version is always
-  // allowed, and the bytes of mapped parts that are copied), fetch_deadline (of one fetch()),
-  // threads, before_read.
+  // Uses these options: fold_bytes, which limits the parts of a chain (one version is always
+  // allowed) and the bytes of mapped parts that are copied; fetch_deadline, for one fetch();
+  // threads; before_read.
   VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
       : road_(&road),
         run_(run),
@@ -127,7 +130,7 @@ class VersionFetcher {
  private:
   [[nodiscard]] bool has_come();
   [[nodiscard]] Status check_run(const TargetState& state);
-  [[nodiscard]] Status check_announced();
+  [[nodiscard]] Status check_announcement();
   [[nodiscard]] Status wrong_run(const std::string& what, const Hash128& found) const;
   [[nodiscard]] Result<std::vector<FoundManifest>> choose(const TargetState& state, FetchMode mode,
                                                           const Deadline& deadline);
@@ -148,6 +151,9 @@ class VersionFetcher {
   [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline);
+  // Proves fetched blocks by their hashes, and takes them as frames of the version.
+  [[nodiscard]] Status take_blocks(FetchedBlocks& blocks, FetchedVersion& version,
+                                   FetchedChain& chain, const FetchNeeds& needs) const;
   // Copies every part that is a mapping into memory of its own, then compares its hash, so that
   // later writes to the file cannot change what was compared.
   [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;

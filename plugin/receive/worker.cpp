@@ -97,9 +97,9 @@ std::string Worker::shares(bool sweep, const std::string& nonce) {
   return answer(nonce, Remember::kYes, [&](Json& beside) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_ready());
     if (sweep) DRIFTLESS_RETURN_IF_ERROR(follow_moves());  // sweep the tensors that the engine uses
-    Status told = shares_now(sweep, beside);
+    Status outcome = shares_now(sweep, beside);
     look();  // weights that differ from their digests are no version
-    return told;
+    return outcome;
   });
 }
 
@@ -216,9 +216,9 @@ void Worker::stage_on_thread(Wait timeout, const std::string& nonce) {
     now.state = !staged.ok() ? WorkerState::kFailed
                 : *staged    ? WorkerState::kStaged
                              : WorkerState::kIdle;
-    WorkerReply said = now;
-    said.nonce = nonce;
-    reply = reply_json(said);
+    WorkerReply answered = now;
+    answered.nonce = nonce;
+    reply = reply_json(answered);
   });
   if (!waits.empty() && waits != before) {
     host_->log(concat("driftless: rank ", now_.rank, " waits: ", waits));
@@ -265,7 +265,7 @@ Status Worker::commit_now(std::optional<std::int64_t> version, const std::string
   }();
   Status done = report.ok() ? written(true) : report.status();
   look();
-  // A commit that holds may still return an error: the version shows it.
+  // commit() may return an error although the commit holds: compare the versions.
   const bool holds = held() != was && now_.version != kTornVersion;
   before_ = holds ? std::optional(was.version) : std::nullopt;
   set([&](WorkerReply& now) {
@@ -289,13 +289,15 @@ Status Worker::take_back() {
 
 Status Worker::written(bool undo) {
   holds_none_ = true;  // until the engine has accepted a whole version
-  const auto tell = [this] { return without_exceptions([this] { return host_->written(); }); };
-  Status taken = tell();
+  const auto call_written = [this] {
+    return without_exceptions([this] { return host_->written(); });
+  };
+  Status taken = call_written();
   if (taken.ok() || !undo) {
     holds_none_ = !taken.ok();
     return taken;
   }
-  holds_none_ = !take_back().ok() || !tell().ok();
+  holds_none_ = !take_back().ok() || !call_written().ok();
   return taken;
 }
 

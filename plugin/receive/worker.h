@@ -47,7 +47,7 @@ class WorkerHost {
   [[nodiscard]] virtual Result<std::vector<std::string>> follow(const Receiver& /*receiver*/) {
     return std::vector<std::string>();
   }
-  // The target has changed: an engine that computes with copies updates them.
+  // Called after the target changed: an engine that computes with copies updates them.
   [[nodiscard]] virtual Status written() { return {}; }
   // Why the engine computes with other weights than the target's; empty: it does not.
   [[nodiscard]] virtual std::string unread() const { return {}; }
@@ -55,7 +55,8 @@ class WorkerHost {
   [[nodiscard]] virtual std::map<std::string, std::uint64_t> ways() const { return {}; }
   // Runs `work` on a detached thread of its own. `work` does not throw.
   [[nodiscard]] virtual Status start(std::function<void()> work);
-  // A staging has ended: for engines that cannot be asked meanwhile. `reply`: that of status().
+  // Called when a staging has ended, for engines whose status() cannot be called meanwhile.
+  // `reply`: what status() returns.
   virtual void staged(const std::string& /*reply*/) {}
   // A line for the engine's log.
   virtual void log(const std::string& /*line*/) {}

@@ -33,7 +33,8 @@ enum class WorkerState : unsigned char {
 struct WorkerReply {
   std::string nonce;  // of the call
   std::int64_t rank = 0;
-  std::optional<std::string> error;  // of this call, or of the last one that failed since a success
+  // Of the last call that failed, until a call succeeds.
+  std::optional<std::string> error;
   WorkerState state = WorkerState::kClosed;
   std::int64_t version = 0;  // of the weights; kTornVersion: they are parts of two versions
   std::optional<std::uint64_t> staged_version;

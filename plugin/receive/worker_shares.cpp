@@ -46,7 +46,7 @@ Json shares_json(const WeightLayout& layout, const Shares& shares, const Receive
   for (std::size_t i = 0; receiver != nullptr && i < receiver->tensor_digests().size(); ++i) {
     whole.emplace(receiver->layout()[i].name, to_hex(receiver->tensor_digests()[i]));
   }
-  std::set<std::uint32_t> told;
+  std::set<std::uint32_t> listed;
   Json rows = Json::array(), unproven = Json::array(), absent = Json::array();
   for (const TensorShare& each : shares.tensors) {
     const TensorSpec& spec = layout[each.tensor];
@@ -54,14 +54,14 @@ Json shares_json(const WeightLayout& layout, const Shares& shares, const Receive
     rows.push_back(
         Json::array({spec.name, each.units, spec.units(), to_hex(each.region), to_hex(each.digest),
                      manifest == whole.end() ? "" : manifest->second}));
-    told.insert(each.tensor);
+    listed.insert(each.tensor);
   }
   for (const UnprovenTensor& each : shares.unproven) {
     unproven.push_back(Json::array({layout[each.tensor].name, each.why}));
-    told.insert(each.tensor);
+    listed.insert(each.tensor);
   }
   for (std::uint32_t i = 0; i < layout.size(); ++i) {
-    if (layout[i].units() > 0 && !told.contains(i)) absent.push_back(layout[i].name);
+    if (layout[i].units() > 0 && !listed.contains(i)) absent.push_back(layout[i].name);
   }
   return {{"shares", rows}, {"unproven", unproven}, {"absent", absent}};
 }
@@ -71,10 +71,12 @@ Result<Json> read_json(const MappedTarget& target, const std::string& tensor, st
   const WeightLayout& layout = *target.layout();
   if (tensor.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const LookedShares looked, target.look());
-    Json told = shares_json(layout, looked.shares, nullptr);
-    told["suspects"] = Json::array();
-    for (const std::uint32_t each : looked.suspects) told["suspects"].push_back(layout[each].name);
-    return told;
+    Json shares = shares_json(layout, looked.shares, nullptr);
+    shares["suspects"] = Json::array();
+    for (const std::uint32_t each : looked.suspects) {
+      shares["suspects"].push_back(layout[each].name);
+    }
+    return shares;
   }
   const std::optional<std::uint32_t> number = layout.find(tensor);
   if (!number) {

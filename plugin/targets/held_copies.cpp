@@ -131,7 +131,7 @@ Result<std::vector<HeldCopy>> read_copies(const MappedWeights& weights, std::uin
 
 Result<BlockSums> sum_blocks(const MappedWeights& weights, std::uint32_t tensor,
                              std::uint64_t block_units) {
-  const MappedWeights::Tensor& own = weights.tensors[tensor];
+  const MappedWeights::Tensor& mapped = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();
   const unsigned width = unit_bytes(weights.layout[tensor].dtype);
   if (block_units == 0) return error(StatusCode::kInvalidArgument, "blocks of no elements");
@@ -142,12 +142,12 @@ Result<BlockSums> sum_blocks(const MappedWeights& weights, std::uint32_t tensor,
     Digest sum;
     bool agree = true;
     for (const bool in_share : {true, false}) {
-      for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+      for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
         if (weights.in_share[m] != in_share || !reversible(weights.maps[m].cast)) continue;
         DRIFTLESS_ASSIGN_OR_RETURN(const HeldCopy copy,
                                    read_copy(weights, weights.maps[m], first, count));
         if (in_share) {
-          sum += block.add(copy, own.key);
+          sum += block.add(copy, mapped.key);
           agree = agree && copy.foreign.empty();
         } else {
           agree = agree && block.agrees(copy);

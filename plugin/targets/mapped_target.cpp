@@ -38,8 +38,8 @@ Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
     DRIFTLESS_RETURN_IF_ERROR(weights->sum_state());
     if (options.initial_digest && weights->state.digest != *options.initial_digest) {
       return error(StatusCode::kMismatch, "the module's weights have digest ",
-                   to_hex(weights->state.digest), ", but those that it was loaded from have ",
-                   to_hex(*options.initial_digest), ": somebody changed them since");
+                   to_hex(weights->state.digest), ", expected ", to_hex(*options.initial_digest),
+                   ": they were changed after the checkpoint was loaded; load it again");
     }
     weights->state.valid = true;
   }
@@ -125,13 +125,13 @@ MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
   parts.only_rule = weights.only_rule;
   for (std::uint32_t tensor = 0; tensor < kept.size(); ++tensor) {
     const std::uint32_t old = *weights.layout.find(kept[tensor].name);
-    const MappedWeights::Tensor& own = weights.tensors[old];
+    const MappedWeights::Tensor& mapped = weights.tensors[old];
     for (const WeightMap* map : weights.maps_of(old, false)) {
       parts.maps.push_back(*map);
       parts.maps.back().tensor = tensor;
     }
-    if (own.external) parts.external.push_back(tensor);
-    if (!own.why_refused.empty()) parts.refused.emplace_back(tensor, own.why_refused);
+    if (mapped.external) parts.external.push_back(tensor);
+    if (!mapped.why_refused.empty()) parts.refused.emplace_back(tensor, mapped.why_refused);
   }
   return parts;
 }
@@ -242,21 +242,27 @@ class MappedTarget::Held {
   // A base may hold more tensors than the run publishes: the others are left alone.
   Status keep_only(const WeightLayout& kept) {
     const auto weights = this->weights();
-    const WeightLayout& own = weights->layout;
+    const WeightLayout& layout = weights->layout;
     const TargetState& state = weights->state;
     const bool base = state.valid && state.id.run.is_zero();
-    const bool countable = weights->summed || options_.initial_tensors.size() == own.size();
-    if (own.signature() == kept.signature() || !base || !countable) {
-      return own.check_same(kept, "the weights in memory", "the run");
+    const bool countable = weights->summed || options_.initial_tensors.size() == layout.size();
+    if (layout.signature() == kept.signature() || !base || !countable) {
+      return layout.check_same(kept, "the weights in memory", "the run");
     }
-    DRIFTLESS_RETURN_IF_ERROR(own.check_has(kept, "the weights in memory", "the run"));
+    DRIFTLESS_RETURN_IF_ERROR(layout.check_has(kept, "the weights in memory", "the run"));
+    if (options_.initial_digest && options_.initial_tensors.size() != layout.size()) {
+      return error(StatusCode::kInvalidArgument, "the run publishes ", kept.size(), " of the ",
+                   layout.size(), " tensors in memory, and initial_digest is that of all ",
+                   layout.size(), " together: pass the digest of each tensor as well ",
+                   "(initial_tensors; digests= in Python)");
+    }
     MappedOptions options = options_;
     options.initial_tensors.clear();
     std::vector<LeftTensor> left;
     Digest digest;
-    for (std::uint32_t tensor = 0; tensor < own.size(); ++tensor) {
-      if (!kept.find(own[tensor].name)) {
-        left.push_back({own[tensor].name, digest_of(*weights, tensor)});
+    for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+      if (!kept.find(layout[tensor].name)) {
+        left.push_back({layout[tensor].name, digest_of(*weights, tensor)});
       } else if (!options_.initial_tensors.empty()) {
         digest += options_.initial_tensors[tensor];
         options.initial_tensors.push_back(options_.initial_tensors[tensor]);
@@ -275,9 +281,9 @@ class MappedTarget::Held {
                                                 std::uint32_t tensor) const {
     if (!options_.initial_tensors.empty()) return options_.initial_tensors[tensor];
     if (weights.layout[tensor].units() == 0) return Digest();
-    const MappedWeights::Tensor& own = weights.tensors[tensor];
-    if (!weights.sums || !own.complete || own.external) return std::nullopt;
-    return weights.sums->shares.tensors[own.share].digest;
+    const MappedWeights::Tensor& mapped = weights.tensors[tensor];
+    if (!weights.sums || !mapped.complete || mapped.external) return std::nullopt;
+    return weights.sums->shares.tensors[mapped.share].digest;
   }
 
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
@@ -339,8 +345,9 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. It proves them by the digest: with several
-  // versions, a foreign write is only noticed if the expected digest is known beforehand.
+  // Whether the memory uses the versions where they lie. It proves them by the digest alone. With
+  // several versions it then notices a foreign write only if the expected digest is known
+  // beforehand.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;
@@ -385,8 +392,9 @@ Status MappedTarget::admit(const Hash128& run, const WeightLayout& layout) {
   const auto weights = held_->weights();
   if (!weights) return adopt_layout(layout);
   if (held_->left_.contains(run)) {
-    return error(StatusCode::kWrongRun, "run ", to_hex(run),
-                 " was left for another one before, and is taken once; restart the engine");
+    return error(
+        StatusCode::kWrongRun, "run ", to_hex(run),
+        " was replaced by another run before, and can be taken over only once; restart the engine");
   }
   DRIFTLESS_RETURN_IF_ERROR(held_->check_covers(*weights, layout));
   if (weights->layout.signature() != layout.signature()) {
@@ -408,10 +416,10 @@ std::shared_ptr<const TargetNeeds> MappedTarget::needs() const {
 }
 std::uint64_t MappedTarget::readable_units(std::uint32_t tensor) const {
   const auto weights = held_->weights();
-  const MappedWeights::Tensor& own = weights->tensors[tensor];
-  if (own.complete) return weights->layout[tensor].units();
-  if (own.external || own.converted || own.maps == 0) return 0;
-  return weights->no_shares.tensors[own.share].units;
+  const MappedWeights::Tensor& mapped = weights->tensors[tensor];
+  if (mapped.complete) return weights->layout[tensor].units();
+  if (mapped.external || mapped.converted || mapped.maps == 0) return 0;
+  return weights->no_shares.tensors[mapped.share].units;
 }
 TargetState MappedTarget::state() const {
   const auto weights = held_->weights();
@@ -469,6 +477,17 @@ std::shared_ptr<StageAhead> MappedTarget::begin_stage(const Manifest& first, con
   return std::make_shared<StageAhead>(weights, held_->sweep_is_due(*weights, first, last));
 }
 
+ArrivalMemory* MappedTarget::arrivals(const Manifest& version) {
+  const std::shared_ptr<MappedWeights> weights = held_->weights();
+  if (!weights || weights->memory->buckets() == nullptr) return nullptr;
+  const bool full = version.encoding == Encoding::kFull;
+  const bool plain =
+      version.encoding == Encoding::kIndices || version.encoding == Encoding::kDeltas;
+  const bool external = std::ranges::any_of(weights->tensors, &MappedWeights::Tensor::external);
+  const bool used = weights->contiguous ? plain || full : plain && !external;  // applies_in_place()
+  return used ? weights->memory->arrivals() : nullptr;
+}
+
 Result<std::unique_ptr<StagedChange>> MappedTarget::stage(std::vector<FetchedVersion> chain) {
   const std::shared_ptr<MappedWeights> weights = held_->weights();
   if (!weights) {
@@ -494,6 +513,14 @@ Result<std::unique_ptr<StagedChange>> MappedTarget::stage(std::vector<FetchedVer
     head = [&heads](const MappedFile& part) {
       return std::span<const std::byte>(heads.at(part.bytes().data()));
     };
+  }
+  for (const FetchedVersion& version : chain) {
+    const bool there = std::ranges::any_of(version.frames, [](const std::shared_ptr<Frame>& frame) {
+      return frame != nullptr && frame->memory() == MemoryKind::kDevice;
+    });
+    if (!there || in_place) continue;
+    return error(StatusCode::kInternal, version.source,
+                 ": its blocks are in the GPU's memory, where this target does not use them");
   }
   // Nothing is spooled: without a directory, compressed files are inflated in memory.
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,

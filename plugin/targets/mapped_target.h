@@ -3,30 +3,30 @@
 // contiguous, or sliced, fused, transposed, stacked or converted as an engine keeps them. Tensors
 // that only an engine's own loader can write have a writer instead of maps.
 //
-// stage() decodes and folds the versions, and reads the old values through the maps: O(changed),
-// nothing dense. A GPU decodes the buckets of a single version itself, and measures there what
-// every change adds to the digest. For `xor` and `overwrite` the tensors that change are read once.
-// commit() calls the loader first, since it can fail; then it compares every unit that it is about
-// to change with the old value, and writes. If the weights were written by anybody else meanwhile,
-// it takes everything back. A full version is written only where it differs if that is at most one
-// unit in eight; otherwise, and if no version is held, all of it is written. A commit can be taken
-// back, except for a full version onto no version.
+// stage() decodes and folds the versions, and reads the old values through the maps. Time and
+// memory are O(changed). A GPU decodes the buckets of a single version itself, and measures there
+// what every change adds to the digest. For `xor` and `overwrite` the tensors that change are read
+// once. commit() calls the loader first, since it can fail; then it compares every unit that it is
+// about to change with the old value, and writes. If anybody else wrote into the weights meanwhile,
+// it takes everything back. If a full version differs in at most one unit in eight, only these
+// units are written; otherwise, and if no version is held, all of it is. A commit can be taken
+// back, unless it wrote a full version while no version was held.
 //
 // A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest. Of
 // several versions the first is proven when staged, the others when committed, one after the other.
 // A full version is copied there, and the weights that it replaces are kept on the host.
 //
-// The digest. If the maps hold every unit of every tensor unconverted, the digest is proven from
-// the weights' own bits. If not (a slice, a conversion, an external writer), the digest only names
-// the version: it is the manifest's, on top of a base digest that the caller vouches for; without
-// that the state is partial. Or, on request, it is the digest of the tensors that are held
-// (digest_of_held).
+// The digest. If the maps hold every unit of every tensor unconverted, the digest is computed from
+// the weights' own bits. Otherwise (a slice, a conversion, an external writer) it is the manifest's
+// and proves nothing by itself: it builds on a base digest that the caller vouches for, and without
+// one the state is partial. On request (digest_of_held) it is instead the digest of the tensors
+// that are held.
 //
-// The shares. For every map that can be read back (the same bits, or widened ones) the digest of
-// its target is known: it is read once when the target is opened, then updated by every commit and
-// undo. Replicas have digests of their own; each unit counts once in its tensor's share. A sweep
-// reads everything and compares (ProofRule). If a map differs, the sweep names it, and the state
-// becomes invalid: the target then takes only a full version.
+// The shares. If a map can be read back (the same bits, or widened ones), the digest of its target
+// is known: it is computed when the target is opened, then updated by every commit and undo.
+// Replicas have digests of their own; each unit counts once in its tensor's share. A sweep reads
+// everything and compares (ProofRule). If a map differs, the sweep names it, and the state becomes
+// invalid: the target then takes only a full version.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -59,9 +59,9 @@ class ExternalWriter {
 };
 
 struct MappedOptions {
-  // The version that the weights are. Without it no version is held until a full one comes.
+  // The version of the weights. Without it, the target holds no version until a full one arrives.
   std::optional<VersionId> initial;
-  // The digest of the whole version that the weights are (part of), if the caller knows it.
+  // The digest of that whole version, of which the weights may be a part, if the caller knows it.
   std::optional<Digest> initial_digest;
   unsigned threads = 0;                              // 0: default_threads()
   std::optional<std::uint32_t> rank = std::nullopt;  // of its engine, for messages

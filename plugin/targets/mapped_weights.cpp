@@ -50,25 +50,25 @@ Status check_apart(const MappedWeights& weights) {
 // Chooses the maps that hold the tensor's own units: one map that has them all, or all maps that do
 // not convert. Other maps (tied copies, conversions) are written but not counted.
 void count_maps(MappedWeights& weights, std::uint32_t tensor) {
-  MappedWeights::Tensor& own = weights.tensors[tensor];
+  MappedWeights::Tensor& mapped = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();
   std::vector<const StridedMap*> exact;
-  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+  for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
     if (weights.maps[m].cast != ValueCast::kNone) {
-      own.converted = true;
+      mapped.converted = true;
       continue;
     }
     const StridedMap* const alone = &weights.maps[m].map;
     if (units > 0 && covers_once(std::span(&alone, 1), units)) {
-      weights.counted[m] = own.complete = true;
-      own.contiguous = own.maps == 1 && alone->plain();
+      weights.counted[m] = mapped.complete = true;
+      mapped.contiguous = mapped.maps == 1 && alone->plain();
       return;
     }
     exact.push_back(alone);
   }
-  own.complete = covers_once(exact, units);
-  if (!own.complete) return;
-  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+  mapped.complete = covers_once(exact, units);
+  if (!mapped.complete) return;
+  for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
     weights.counted[m] = weights.maps[m].cast == ValueCast::kNone;
   }
 }
@@ -78,8 +78,8 @@ void count_maps(MappedWeights& weights, std::uint32_t tensor) {
 std::vector<const WeightMap*> MappedWeights::maps_of(std::uint32_t tensor,
                                                      bool counted_only) const {
   std::vector<const WeightMap*> found;
-  const Tensor& own = tensors[tensor];
-  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+  const Tensor& mapped = tensors[tensor];
+  for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
     if (counted[m] || !counted_only) found.push_back(&maps[m]);
   }
   return found;
@@ -100,8 +100,8 @@ Status MappedWeights::fill(MappedParts parts) {
                    [](const WeightMap& a, const WeightMap& b) { return a.tensor < b.tensor; });
   counted.assign(maps.size(), false);
   for (std::uint32_t m = 0; m < maps.size(); ++m) {
-    Tensor& own = tensors[maps[m].tensor];
-    if (own.maps++ == 0) own.first_map = m;
+    Tensor& mapped = tensors[maps[m].tensor];
+    if (mapped.maps++ == 0) mapped.first_map = m;
   }
   for (const std::uint32_t tensor : parts.external) {
     if (tensor >= layout.size() || !writer) {
@@ -116,21 +116,21 @@ Status MappedWeights::fill(MappedParts parts) {
   DRIFTLESS_RETURN_IF_ERROR(check_apart(*this));
   proven = contiguous = true;
   for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    Tensor& own = tensors[tensor];
-    own.key = digest_tensor_key(layout[tensor].name);
+    Tensor& mapped = tensors[tensor];
+    mapped.key = digest_tensor_key(layout[tensor].name);
     count_maps(*this, tensor);
-    const bool ours = !own.external && own.why_refused.empty();
-    proven = proven && own.complete && ours;
-    contiguous = contiguous && (own.contiguous || own.maps == 0) && ours;
+    const bool ours = !mapped.external && mapped.why_refused.empty();
+    proven = proven && mapped.complete && ours;
+    contiguous = contiguous && (mapped.contiguous || mapped.maps == 0) && ours;
   }
   return plan_shares(*this);
 }
 
 Status MappedWeights::check_summed() const {
   for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    const Tensor& own = tensors[tensor];
-    const bool whole = own.complete || own.maps == 0;
-    if (whole && !own.external && own.why_refused.empty()) continue;
+    const Tensor& mapped = tensors[tensor];
+    const bool whole = mapped.complete || mapped.maps == 0;
+    if (whole && !mapped.external && mapped.why_refused.empty()) continue;
     return error(StatusCode::kInvalidArgument, "tensor '", layout[tensor].name,
                  "' is not held as it is, or not all of it: there is no digest of what is held");
   }
@@ -154,13 +154,13 @@ class MappedNeeds final : public TargetNeeds {
       : weights_(std::move(weights)) {}
 
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const override {
-    const MappedWeights::Tensor& own = weights_->tensors[tensor];
+    const MappedWeights::Tensor& mapped = weights_->tensors[tensor];
     // A refused tensor needs no blocks: the rows of a frame's table show whether it changes.
-    if (own.external || own.complete) return true;
-    if (block == nullptr) return own.maps > 0;
+    if (mapped.external || mapped.complete) return true;
+    if (block == nullptr) return mapped.maps > 0;
     const Result<StridedMap> units = map_of(block->place, weights_->layout[tensor].units());
-    if (!units.ok()) return own.maps > 0;
-    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    if (!units.ok()) return mapped.maps > 0;
+    for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
       if (meet(weights_->maps[m].map, *units, MapSide::kSource)) return true;
     }
     return false;

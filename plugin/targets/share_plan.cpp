@@ -44,16 +44,18 @@ std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
   return found;
 }
 
-// The other maps hold units again (tied copies, replicas). If copies are cut differently, the
-// chosen maps may leave units uncounted: so maps are tried in the loader's order and largest first,
-// and the choice that covers more units is used.
+// The maps that are not chosen hold units of the chosen ones again (tied copies, replicas). If
+// copies are cut differently, the choice may leave units uncounted. So maps are tried in two
+// orders, the loader's and the largest first, and the choice that covers more units is used.
 std::vector<std::uint32_t> counted_maps(const MappedWeights& weights, std::uint32_t tensor) {
-  const MappedWeights::Tensor& own = weights.tensors[tensor];
+  const MappedWeights::Tensor& mapped = weights.tensors[tensor];
   std::vector<std::uint32_t> readable;
-  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
-    if (own.complete ? weights.counted[m] : reversible(weights.maps[m].cast)) readable.push_back(m);
+  for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
+    if (mapped.complete ? weights.counted[m] : reversible(weights.maps[m].cast)) {
+      readable.push_back(m);
+    }
   }
-  if (own.complete) return readable;
+  if (mapped.complete) return readable;
   const auto units = [&](const std::vector<std::uint32_t>& maps) {
     std::uint64_t sum = 0;
     for (const std::uint32_t m : maps) sum += weights.maps[m].map.units();
@@ -87,10 +89,10 @@ Hash128 region_of(const MappedWeights& weights, std::span<const std::uint32_t> m
 
 void note_unproven(const MappedWeights& weights, std::uint32_t tensor,
                    std::vector<UnprovenTensor>& unproven) {
-  const MappedWeights::Tensor& own = weights.tensors[tensor];
-  if (!own.why_refused.empty()) unproven.push_back({tensor, own.why_refused});
-  if (own.external) unproven.push_back({tensor, "it is written by the engine's loader"});
-  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+  const MappedWeights::Tensor& mapped = weights.tensors[tensor];
+  if (!mapped.why_refused.empty()) unproven.push_back({tensor, mapped.why_refused});
+  if (mapped.external) unproven.push_back({tensor, "it is written by the engine's loader"});
+  for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
     if (reversible(weights.maps[m].cast)) continue;
     unproven.push_back({tensor, concat("parameter '", weights.maps[m].parameter,
                                        "' holds it in a narrower type")});

@@ -72,7 +72,7 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     weights_->state.valid = false;  // until everything is written or restored
     if (const Status status = write_all(); !status.ok()) {
-      // The mismatch may be older than this commit: then no version is held.
+      // A mismatch may be older than this commit, and then no version is held: read all weights.
       const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
       const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;
@@ -82,12 +82,12 @@ class StagedUpdate final : public StagedChange {
     weights_->sums = sums_after_;
     committed_ = true;
     const CommitReport report{after_.id.version, after_.digest, units_, watch.lap_ms(), tensors_};
-    const Status told = tell_written();
-    if (told.ok()) return report;
+    const Status written = call_written();
+    if (written.ok()) return report;
     const Status back = undo_written();
-    if (back.ok()) return told.with_context("all was undone");
+    if (back.ok()) return written.with_context("all was undone");
     weights_->state.valid = false;
-    return not_restored(told, back);
+    return not_restored(written, back);
   }
 
   Status undo() override {
@@ -108,16 +108,16 @@ class StagedUpdate final : public StagedChange {
                    ": no version was held before it; the weights stay at it");
     }
     committed_ = false;
-    // A full version is staged over any weights: the ones it replaced must be proven now.
+    // Staging a full version does not prove the weights that it replaces: prove them now.
     const bool look = full_ || weights_->proof.always;
     DRIFTLESS_RETURN_IF_ERROR((look ? take_back_and_look() : take_back())
                                   .with_context(concat(source_,
                                                        ": could not be taken back, the weights "
                                                        "hold no version; send a full one, or "
                                                        "reload them")));
-    const Status told = tell_written();
-    weights_->state.valid = told.ok();
-    return told;
+    const Status written = call_written();
+    weights_->state.valid = written.ok();
+    return written;
   }
   // Ok if the engine's parameters are still at their places.
   [[nodiscard]] Status check_places() const {
@@ -129,7 +129,7 @@ class StagedUpdate final : public StagedChange {
                  "the engine's tensors were traced again since this was staged; stage again");
   }
   // Ok if the engine's derived data now belongs to the version of the weights.
-  Status tell_written() { return weights_->writer ? weights_->writer->written() : Status(); }
+  Status call_written() { return weights_->writer ? weights_->writer->written() : Status(); }
   static Status not_restored(const Status& why, const Status& back) {
     return why.with_context(concat("the weights could not be restored (", back.message(),
                                    "), and hold no version; send a full one, or reload them"));
@@ -195,11 +195,11 @@ class StagedUpdate final : public StagedChange {
     std::vector<BucketPart> parts;
     for (std::size_t number = 0; number < buckets.size(); ++number) {
       for (const BucketEntry& entry : buckets[number].view.entries) {
-        const MappedWeights::Tensor& own = weights_->tensors[entry.tensor];
+        const MappedWeights::Tensor& mapped = weights_->tensors[entry.tensor];
         const std::uint64_t units = weights_->layout[entry.tensor].units();
-        if (own.maps > 0 || own.external) units_ += entry.count();
-        for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
-          parts.push_back({number, &entry, &weights_->maps[m], units, &own.key});
+        if (mapped.maps > 0 || mapped.external) units_ += entry.count();
+        for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
+          parts.push_back({number, &entry, &weights_->maps[m], units, &mapped.key});
           parts_.emplace_back().map = &weights_->maps[m];
         }
       }
@@ -367,8 +367,8 @@ class StagedUpdate final : public StagedChange {
   }
 
   // Compares the digest. `changes`: what the first versions add to it. If no manifest has the
-  // digest of the tensors that a partial target holds, the written changes must add what the staged
-  // ones did.
+  // digest of the tensors that a partial target holds, checks instead that writing added the same
+  // to the digest as staging had measured.
   Status prove(std::span<const Digest> changes, bool written) {
     Digest reached = before_.digest;
     for (std::size_t i = 0; i < changes.size(); ++i) {
@@ -380,11 +380,10 @@ class StagedUpdate final : public StagedChange {
       return error(StatusCode::kMismatch, goals_[i].source,
                    ": after it the weights would have digest ", to_hex(reached),
                    known ? concat(", expected ", to_hex(*goals_[i].digest)) : "", name_wrong(),
-                   written
-                       ? ": somebody else writes into the weights, or the delta is damaged. All "
-                         "was undone"
-                       : ": they are not what they were, or the delta is damaged. Nothing was "
-                         "changed",
+                   written ? ": other code writes into the weights, or the delta is damaged. All "
+                             "was undone"
+                           : ": they are not what they were, or the delta is damaged. Nothing was "
+                             "changed",
                    "; send a full version");
     }
     if (!written && !changes.empty()) staged_change_ = changes.front();
@@ -408,7 +407,7 @@ class StagedUpdate final : public StagedChange {
       add_measured(*measured_);
       sums_after_ = measured_;
     }
-    // A dense write touched every unit, so all weights are read back.
+    // A dense write touched every unit: read all weights back.
     swept_ = dense_ || weights_->proof.always;
     if (!swept_) return {};
     return check_sums(*weights_, *sums_after_)
@@ -426,7 +425,7 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // Restores, then reads all weights: what the sweep found may be older, or may not have been
+  // Restores, then reads all weights: the fault may be older than this commit, or may not have been
   // restored.
   Status take_back_and_look() {
     DRIFTLESS_RETURN_IF_ERROR(take_back());
@@ -444,13 +443,12 @@ class StagedUpdate final : public StagedChange {
     const ChangePart& part = parts_[fault.part];
     const std::string place = name_of(*weights_, *part.map);
     if (fault.written) {
-      return error(
-          StatusCode::kMismatch, source_, ": ", place,
-          " does not hold what was written into it: somebody else writes into the weights, "
-          "or the memory is bad. All was undone");
+      return error(StatusCode::kMismatch, source_, ": ", place,
+                   " does not hold what was written into it: other code writes into the weights, "
+                   "or the memory is bad. All was undone");
     }
     return error(StatusCode::kMismatch, source_, ": ", place,
-                 " is not what it was when the change was staged: somebody else writes into the "
+                 " is not what it was when the change was staged: other code writes into the "
                  "weights. All was undone; send a full version");
   }
 
@@ -471,7 +469,7 @@ class StagedUpdate final : public StagedChange {
   std::uint64_t units_ = 0;
   Digest staged_change_;    // what the staged first version adds to the digest
   bool touched_ = false;    // writing through the maps has begun
-  bool foreign_ = false;    // a foreign write was found where it was to write
+  bool foreign_ = false;    // a unit to be written had another value than expected
   bool dense_ = false;      // all units are written, changed or not
   bool swept_ = false;      // all weights were read after writing
   bool used_ = false;       // commit() was called

@@ -137,20 +137,20 @@ WeightView mapped_view(const MappedWeights& weights) {
   view.name = weights.memory->kind() == MemoryKind::kHost ? "memory" : "the GPU's memory";
   view.layout = &weights.layout;
   view.held = [&weights](std::size_t tensor) {
-    const MappedWeights::Tensor& own = weights.tensors[tensor];
-    if (own.maps == 0) return HeldShare::kNothing;
-    return own.complete ? HeldShare::kAll : HeldShare::kSome;
+    const MappedWeights::Tensor& mapped = weights.tensors[tensor];
+    if (mapped.maps == 0) return HeldShare::kNothing;
+    return mapped.complete ? HeldShare::kAll : HeldShare::kSome;
   };
   view.bytes = [&weights](std::size_t number, std::uint64_t offset,
                           std::span<std::byte> scratch) -> Result<const std::byte*> {
     const auto tensor = static_cast<std::uint32_t>(number);
-    const MappedWeights::Tensor& own = weights.tensors[tensor];
+    const MappedWeights::Tensor& mapped = weights.tensors[tensor];
     const unsigned unit = unit_bytes(weights.layout[tensor].dtype);
-    if (own.contiguous && weights.memory->kind() == MemoryKind::kHost) {
+    if (mapped.contiguous && weights.memory->kind() == MemoryKind::kHost) {
       return static_cast<const std::byte*>(weights.map_of(tensor).at(offset / unit));
     }
     std::fill(scratch.begin(), scratch.end(), std::byte{0});
-    DRIFTLESS_RETURN_IF_ERROR(weights.memory->read(weights.maps_of(tensor, own.complete),
+    DRIFTLESS_RETURN_IF_ERROR(weights.memory->read(weights.maps_of(tensor, mapped.complete),
                                                    offset / unit, scratch.size() / unit,
                                                    scratch.data()));
     return static_cast<const std::byte*>(scratch.data());
@@ -161,8 +161,9 @@ WeightView mapped_view(const MappedWeights& weights) {
 // Whether maps of the tensor have all of these units.
 bool has_units(const MappedWeights& weights, std::uint32_t tensor, std::uint64_t first,
                std::uint64_t count) {
-  const MappedWeights::Tensor& own = weights.tensors[tensor];
-  const std::span<const WeightMap> maps = std::span(weights.maps).subspan(own.first_map, own.maps);
+  const MappedWeights::Tensor& mapped = weights.tensors[tensor];
+  const std::span<const WeightMap> maps =
+      std::span(weights.maps).subspan(mapped.first_map, mapped.maps);
   for (std::uint64_t at = first; at < first + count;) {
     const std::uint64_t from = at;
     for (const WeightMap& map : maps) {
@@ -208,9 +209,9 @@ Result<bool> decode_mapped(const MappedWeights& weights, std::span<CompactUnits>
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const std::uint32_t tensor = tensors[i];
     if (!has_block(weights, tensor, blocks[i].place)) return false;
-    const auto [own, fresh] = maps.try_emplace(tensor);
-    if (fresh) own->second = weights.maps_of(tensor, weights.tensors[tensor].complete);
-    blocks[i].maps = own->second;
+    const auto [entry, fresh] = maps.try_emplace(tensor);
+    if (fresh) entry->second = weights.maps_of(tensor, weights.tensors[tensor].complete);
+    blocks[i].maps = entry->second;
   }
   return weights.memory->decode_compact(blocks);
 }
@@ -224,8 +225,10 @@ Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights, const M
       Frame::decode(part.bytes(), weights->layout, max_frame_body_bytes(weights->layout)));
   std::vector<std::uint32_t> wanted;
   for (std::uint32_t tensor = 0; tensor < weights->tensors.size(); ++tensor) {
-    const MappedWeights::Tensor& own = weights->tensors[tensor];
-    if (own.maps > 0 && !own.external && (!own.converted || own.complete)) wanted.push_back(tensor);
+    const MappedWeights::Tensor& mapped = weights->tensors[tensor];
+    if (mapped.maps > 0 && !mapped.external && (!mapped.converted || mapped.complete)) {
+      wanted.push_back(tensor);
+    }
   }
   const std::shared_ptr<const TargetNeeds> needs = needs_of(weights);
   return decode_frame(weights->layout, frame, mapped_units(*weights),
@@ -287,8 +290,8 @@ Status TensorChanges::fold_versions(bool external_only) {
   std::map<std::uint32_t, TensorVersions> by_tensor;
   for (const VersionSource& version : versions_) {
     for (const TensorChange& change : version.changes()) {
-      const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
-      if (!own.external && (own.maps == 0 || external_only)) continue;
+      const MappedWeights::Tensor& mapped = weights_->tensors[change.tensor];
+      if (!mapped.external && (mapped.maps == 0 || external_only)) continue;
       TensorVersions& all = by_tensor[change.tensor];
       all.tensor = change.tensor;
       all.versions.push_back(version.pieces(change));
@@ -305,9 +308,9 @@ Status TensorChanges::check_readable() const {
   for (const VersionSource& version : versions_) {
     for (const TensorChange& change : version.changes()) {
       if (version.has_positions() && version.compact(change).empty()) continue;
-      const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
-      const bool converted = own.converted && !own.complete;
-      if (!own.external && !converted) continue;
+      const MappedWeights::Tensor& mapped = weights_->tensors[change.tensor];
+      const bool converted = mapped.converted && !mapped.complete;
+      if (!mapped.external && !converted) continue;
       return error(StatusCode::kUnsupported, version.version().path, ": is in '",
                    info(version.version().encoding).name, "', which changes a tensor's own bits, ",
                    "but '", weights_->layout[change.tensor].name,
@@ -323,8 +326,8 @@ Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   std::set<std::uint32_t> held;
   for (const std::uint32_t tensor : changed_tensors(versions_)) {
-    const MappedWeights::Tensor& own = weights_->tensors[tensor];
-    if (own.maps > 0 || own.external) held.insert(tensor);
+    const MappedWeights::Tensor& mapped = weights_->tensors[tensor];
+    if (mapped.maps > 0 || mapped.external) held.insert(tensor);
   }
   const std::vector<std::uint32_t> wanted(held.begin(), held.end());
   const std::shared_ptr<const TargetNeeds> needs = needs_of(weights_);

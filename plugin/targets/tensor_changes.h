@@ -16,18 +16,18 @@ class TensorChanges {
   // `versions`: adjoining deltas, or one full version.
   TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
 
-  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if a tensor changes that
-  // cannot be followed. `xor`, `overwrite` and `compact` change a tensor's own bits, so with them
-  // kUnsupported also if the tensor is converted here or belongs to the writer; and with `compact`
-  // if only a part of a block is held here. `decoded`: blocks of the first version, already decoded
-  // with the present weights.
+  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if a tensor that cannot be
+  // followed changes. `xor`, `overwrite` and `compact` change a tensor's own bits, so they are also
+  // kUnsupported for a tensor that is converted here or belongs to the writer, and `compact` for a
+  // block of which only a part is held here. `decoded`: blocks of the first version, already
+  // decoded with the present weights.
   [[nodiscard]] Status fold(DecodedBlocks decoded = {});
-  // As fold(), only for the writer's tensors: the memory decodes the others itself. Positional
-  // deltas.
+  // As fold(), for positional deltas, but only for the writer's tensors: the memory decodes the
+  // others itself.
   [[nodiscard]] Status fold_external();
   // For a full version: only these differences go through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
-  // kUnsupported, naming the tensor, if a tensor changes that cannot be followed.
+  // kUnsupported, naming the tensor, if a tensor that cannot be followed changes.
   [[nodiscard]] Status check_followed() const;
   [[nodiscard]] const std::vector<VersionSource>& versions() const { return versions_; }
   [[nodiscard]] const WeightLayout& layout() const { return weights_->layout; }
@@ -39,7 +39,7 @@ class TensorChanges {
   // For the writer: its tensors that change, ascending; for a full version all of them.
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return external_; }
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const;
-  // Whether every unit is new, which is so for a full version.
+  // Whether this is a full version, in which every unit is new.
   [[nodiscard]] bool whole() const { return versions_.front().version().full(); }
   // A bit pattern that none of the tensor's new values has; nothing if every pattern occurs.
   [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const;
@@ -72,10 +72,10 @@ class TensorChanges {
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 
-// The differences between a full version, whose bytes lie on the host, and weights that are another
-// version: so only the differences are written, in O(changed), and can be taken back. Nothing if
-// more than one unit in eight differs. Memory: about 40 MB, and for each differing unit 4 bytes and
-// twice its width.
+// The differences between a full version, whose bytes lie on the host, and weights that hold
+// another version. To write only these is O(changed), and can be taken back. Nothing if more than
+// one unit in eight differs. Memory: about 40 MB, and for each differing unit 4 bytes and twice its
+// width.
 [[nodiscard]] Result<std::optional<DeltaPieces>> find_difference(const MappedWeights& weights,
                                                                  const VersionSource& version);
 

@@ -192,11 +192,11 @@ Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::ui
     view.shape.push_back(map.map.dim[d].size);
     view.strides.push_back(map.map.dim[d].target_stride);
   }
-  WeightMap own = map;
-  own.cast = ValueCast::kNone;
-  own.data = map.data + begin * map.unit_bytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(own.map, StridedMap::make(view, end - begin, view, end - begin));
-  return own;
+  WeightMap identity = map;
+  identity.cast = ValueCast::kNone;
+  identity.data = map.data + begin * map.unit_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(identity.map, StridedMap::make(view, end - begin, view, end - begin));
+  return identity;
 }
 
 // A stack of experts has many maps, and a block meets only a few.
@@ -221,8 +221,8 @@ class WeightCopy {
     }
     for (const WeightMap& map : weights.maps) {
       Extent& extent = extents_[{map.data, map.unit_bytes}];
-      DRIFTLESS_ASSIGN_OR_RETURN(WeightMap own, onto_itself(map, extent.begin, extent.end));
-      extent.maps.push_back(std::move(own));
+      DRIFTLESS_ASSIGN_OR_RETURN(WeightMap identity, onto_itself(map, extent.begin, extent.end));
+      extent.maps.push_back(std::move(identity));
       extent.bytes.resize((extent.end - extent.begin) * map.unit_bytes);
     }
     return each_block(weights,

@@ -136,17 +136,18 @@ Result<bool> decode_there(const WeightLayout& layout, std::vector<CodedBlock>& b
   std::vector<std::uint32_t> tensors;
   for (CodedBlock& block : blocks) {
     const CompactBlock& coded = block.piece->block;
-    CompactUnits own;
-    own.place = block.place;
-    own.table = block.piece->table;
-    own.tiles = block.index.tiles;
-    own.streams = coded.tiles;
-    own.key = digest_tensor_key(layout[coded.tensor].name);
-    own.name = concat("tensor '", layout[coded.tensor].name, "'",
-                      coded.block != nullptr ? concat(" ", coded.block->box.to_string()) : "");
-    own.positions = block.changes.positions;
-    own.values = block.changes.values.data();
-    units.push_back(std::move(own));
+    CompactUnits coded_units;
+    coded_units.place = block.place;
+    coded_units.table = block.piece->table;
+    coded_units.tiles = block.index.tiles;
+    coded_units.streams = coded.tiles;
+    coded_units.key = digest_tensor_key(layout[coded.tensor].name);
+    coded_units.name =
+        concat("tensor '", layout[coded.tensor].name, "'",
+               coded.block != nullptr ? concat(" ", coded.block->box.to_string()) : "");
+    coded_units.positions = block.changes.positions;
+    coded_units.values = block.changes.values.data();
+    units.push_back(std::move(coded_units));
     tensors.push_back(coded.tensor);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const bool done, options.there(units, tensors));
@@ -241,21 +242,21 @@ Result<std::map<std::uint32_t, UnitChanges>> decode_version(const WeightLayout& 
   for (const std::uint32_t tensor : options.tensors) {
     const TensorChange* const change = version.find(tensor);
     if (change == nullptr) continue;
-    UnitChanges& own = changes[tensor];
+    UnitChanges& merged = changes[tensor];
     DRIFTLESS_RETURN_IF_ERROR(
         walk_pieces(layout, tensor, version.pieces(*change), [&](const DeltaView& delta) {
           for (const std::uint32_t offset : delta.offsets) {
-            own.positions.push_back(delta.origin + offset);
+            merged.positions.push_back(delta.origin + offset);
           }
           const std::span<const std::byte> values = delta.value_bytes();
-          own.values.insert(own.values.end(), values.begin(), values.end());
+          merged.values.insert(merged.values.end(), values.begin(), values.end());
         }));
     for (const CompactPiece& piece : version.compact(*change)) {
       if (options.needs != nullptr && !options.needs->has(tensor, piece.block.block)) continue;
       if (first && options.decoded != nullptr) {
         auto known = options.decoded->extract(piece.block.tiles.data());
         if (!known.empty()) {
-          append_changes(own, std::move(known.mapped()));
+          append_changes(merged, std::move(known.mapped()));
           continue;
         }
       }

@@ -28,13 +28,24 @@ Status check_entry(const std::string& file, const TensorSpec& entry, const Tenso
                     : std::string("U8 [compressed length]"));
 }
 
-Result<MappedFile> inflate_in_memory(const MappedFile& file, const WeightLayout& layout) {
+Result<MappedFile> inflate_in_memory(const MappedFile& file, const WeightLayout& layout,
+                                     ZstdUnpacker& zstd, KeptMemory* memory) {
   const std::uint64_t max_bytes =
       8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
-  Result<std::vector<std::byte>> content = zstd_decompress(file.bytes(), max_bytes);
-  if (!content.ok()) return content.status().with_context(file.path());
-  const auto held = std::make_shared<const std::vector<std::byte>>(std::move(*content));
-  return MappedFile(file.path(), held, *held);
+  const Result<std::uint64_t> size = zstd_content_bytes(file.bytes());
+  if (!size.ok()) return size.status().with_context(file.path());
+  if (*size > max_bytes) {
+    return error(StatusCode::kCorrupt, file.path(), ": zstd frame: ", *size,
+                 " bytes of content, at most ", max_bytes, " are expected");
+  }
+  const std::shared_ptr<std::byte> content = take_memory(memory, *size);
+  if (content == nullptr) {
+    return error(StatusCode::kNoSpace, file.path(), ": no memory for ", *size,
+                 " bytes of content; lower the receiver's fold_bytes");
+  }
+  const std::span<std::byte> bytes(content.get(), *size);
+  DRIFTLESS_RETURN_IF_ERROR(zstd.read(file.bytes(), bytes).with_context(file.path()));
+  return MappedFile(file.path(), content, bytes);
 }
 
 Status check_context(const FrameContext& found, const VersionDirectory& version,
@@ -97,7 +108,8 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
       DRIFTLESS_RETURN_IF_ERROR(source.open_shards(std::move(parts)));
       break;
     case DirectoryLayout::kFlush:
-      DRIFTLESS_RETURN_IF_ERROR(source.open_flushes(spool_fs, std::move(parts), spool_directory));
+      DRIFTLESS_RETURN_IF_ERROR(
+          source.open_flushes(spool_fs, std::move(parts), spool_directory, threads, memory));
       break;
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5:
@@ -180,22 +192,45 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
   return {};
 }
 
+// Every file is inflated and checked by one thread, because it is one zstd frame; the largest
+// first. If there are fewer files than threads, several share a checksum. Of several damaged files
+// the first one is named, so all are read.
 Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
-                                   const std::string& spool_directory) {
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const std::string& name = version_.payload_files[i];
+                                   const std::string& spool_directory, unsigned threads,
+                                   KeptMemory* memory) {
+  threads = std::max(1U, threads);
+  const auto files = static_cast<unsigned>(std::max<std::size_t>(1, parts.size()));
+  std::vector<std::size_t> order(parts.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&parts](std::size_t i) { return parts[i].bytes().size(); });
+  std::vector<ZstdUnpacker> zstd(threads);  // by worker
+  std::vector<std::optional<FlushFile>> opened(parts.size());
+  std::vector<Status> failures(parts.size());
+  const auto open_one = [&](std::size_t i, unsigned worker) -> Status {
     if (spool_directory.empty() && is_zstd_frame(parts[i].bytes())) {
-      DRIFTLESS_ASSIGN_OR_RETURN(parts[i], inflate_in_memory(parts[i], *layout_));
+      DRIFTLESS_ASSIGN_OR_RETURN(parts[i],
+                                 inflate_in_memory(parts[i], *layout_, zstd[worker], memory));
     }
     DRIFTLESS_ASSIGN_OR_RETURN(
-        FlushFile flush, FlushFile::open(spool_fs, std::move(parts[i]), *layout_, version_.version,
-                                         spool_directory));
-    if (!version_.manifest && flush.metadata().contains(std::string(kOursKey))) {
+        opened[i], FlushFile::open(spool_fs, std::move(parts[i]), *layout_, version_.version,
+                                   spool_directory, std::max(1U, threads / files)));
+    return {};
+  };
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(order.size(), threads, [&](std::size_t task, unsigned worker) -> Status {
+        failures[order[task]] = open_one(order[task], worker);
+        return {};
+      }));
+  for (const Status& failure : failures) DRIFTLESS_RETURN_IF_ERROR(failure);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::string& name = version_.payload_files[i];
+    if (!version_.manifest && opened[i]->metadata().contains(std::string(kOursKey))) {
       return error(StatusCode::kIncomplete, version_.path, ": ", kManifestName,
                    " is not there (yet), but ", name,
                    " is a file of ours; wait until the version is whole, then try again");
     }
-    flushes_.push_back(std::make_unique<FlushFile>(std::move(flush)));
+    flushes_.push_back(std::make_unique<FlushFile>(std::move(*opened[i])));
     for (const BucketView& bucket : flushes_.back()->buckets()) {
       DRIFTLESS_RETURN_IF_ERROR(add_bucket(name, name.substr(0, name.find('_')), bucket));
     }
@@ -255,8 +290,7 @@ std::vector<SourceBucket> VersionSource::buckets() const {
     }
   }
   for (std::size_t i = 0; i < frames_.size(); ++i) {
-    buckets.push_back(
-        {frames_[i]->bucket(), frame_bytes_[i].memory_kind(), version_.payload_files[i]});
+    buckets.push_back({frames_[i]->bucket(), frames_[i]->memory(), version_.payload_files[i]});
   }
   return buckets;
 }
@@ -414,8 +448,7 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts,
     ++expected.second;
     const std::string owner = concat("rank ", rank);
     const Frame& frame = *frames_[i];
-    DRIFTLESS_RETURN_IF_ERROR(frame.dense()
-                                  ? add_runs(name, owner, frame, frame_bytes_[i].memory_kind())
+    DRIFTLESS_RETURN_IF_ERROR(frame.dense()     ? add_runs(name, owner, frame, frame.memory())
                               : frame.compact() ? add_compact(name, owner, frame)
                                                 : add_bucket(name, owner, frame.bucket()));
     DRIFTLESS_RETURN_IF_ERROR(add_others(name, owner, *frames_[i]));

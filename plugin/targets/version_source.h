@@ -18,8 +18,9 @@ struct TensorChange {
   std::optional<Digest> digest = std::nullopt;  // of the whole new tensor, if in the manifest
 };
 
-// New bytes of a tensor, verbatim: from `byte_offset` on, or, for a block whose units do not adjoin
-// in the tensor (`cut`), from its unit `first_unit` on.
+// New bytes of a tensor, verbatim. They lie in the tensor from `byte_offset` on; or, if they belong
+// to a block whose units do not adjoin in the tensor (`cut`), from the block's unit `first_unit`
+// on.
 struct DensePiece {
   std::uint64_t byte_offset = 0;
   std::span<const std::byte> bytes;
@@ -27,7 +28,7 @@ struct DensePiece {
   const BlockPlace* cut = nullptr;
   std::uint64_t first_unit = 0;
 
-  // The bytes from byte `done` on that adjoin in the tensor, as a piece without `cut`.
+  // From byte `done` on, the longest stretch that adjoins in the tensor, as a piece without `cut`.
   [[nodiscard]] DensePiece stretch(std::uint64_t done, unsigned unit_bytes) const {
     if (cut == nullptr) return {byte_offset + done, bytes.subspan(done), memory};
     const std::uint64_t unit = first_unit + done / unit_bytes;
@@ -95,8 +96,8 @@ class VersionSource {
   // a part, that frame is used instead, and some of its blocks may be missing. Frames must belong
   // to the version, and each rank's must be numbered from 0 without a gap. Plain frames may lie in
   // device memory if `head` is given; then there are no patchers. kUnsupported for other parts
-  // there. Blocks of frames are hashed and inflated on `threads` threads, into `memory` (null:
-  // memory of their own); if several are damaged, the first one is named.
+  // there. Blocks of frames and flush files are hashed and inflated on `threads` threads, into
+  // `memory` (null: memory of their own); if several are damaged, the first one is named.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   std::vector<std::shared_ptr<Frame>> frames,
@@ -110,7 +111,7 @@ class VersionSource {
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
   // Null if the version does not change the tensor.
   [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
-  // Whether the whole change is here. Of a version that was fetched by need, parts may be missing.
+  // Whether the whole change is here. A version that was fetched by need may lack parts of it.
   [[nodiscard]] bool complete(const TensorChange& change) const;
   [[nodiscard]] bool complete() const { return complete_; }
   // Whether it has blocks of tensors, not only whole tensors.
@@ -141,7 +142,7 @@ class VersionSource {
   Status open_shards(std::vector<MappedFile> parts);
   Status add_shard(const std::string& name, const SafetensorsFile& shard);
   Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
-                      const std::string& spool_directory);
+                      const std::string& spool_directory, unsigned threads, KeptMemory* memory);
   Status open_frames(std::vector<MappedFile> parts, std::vector<std::shared_ptr<Frame>> frames,
                      unsigned threads, const HeadReader& head, KeptMemory* memory);
   Status decode_frames(unsigned threads, const HeadReader& head, KeptMemory* memory);

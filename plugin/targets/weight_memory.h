@@ -8,6 +8,7 @@
 
 #include "core/block_place.h"
 #include "core/compact.h"
+#include "core/device_space.h"
 #include "kernels/host_kernels.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
@@ -106,14 +107,14 @@ class PlacedChanges {
   [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Restores the old values, as far as write() replaced them.
   [[nodiscard]] virtual Status take_back() = 0;
-  // If the memory measures it: what the changes add to the digest, one number for each version in
-  // order; for the first version once staged, for all once written. Empty if the old values came to
-  // the host instead (ChangePart::old_values).
+  // What the changes add to the digest, if the memory measures that: one number for each version,
+  // in order. After staging only the first number is known, after writing all of them. Empty if
+  // the old values came to the host instead (ChangePart::old_values).
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
   // The same by tensor, over all versions, once written: each changed tensor once.
   [[nodiscard]] virtual std::span<const TensorDigest> measured_tensors() const { return {}; }
-  // If the memory measures it: what each part adds to the digest of its map's target, once staged.
-  // Zero if the map cannot be read back.
+  // What each part adds to the digest of its map's target, if the memory measures that; known once
+  // the changes are staged. Zero if the map cannot be read back.
   [[nodiscard]] virtual std::span<const Digest> part_changes() const { return {}; }
 };
 
@@ -155,9 +156,9 @@ class BucketMemory {
   // `chain`: adjoining positional deltas. `tensors`: one for each tensor of the layout.
   [[nodiscard]] virtual Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
                                                      std::vector<VersionSource> chain) = 0;
-  // Places one version through maps of any kind, which outlive the result. `parts` belong to
-  // `buckets`, all of the version's; they are copied. kNoSpace: no room for all changes of these
-  // buckets, even for those that no map has.
+  // Places one version through maps of any kind, which outlive the result. `buckets` are all the
+  // buckets of the version, and are copied; `parts` belong to them. kNoSpace if there is no room
+  // for all changes of these buckets, including those that no map has.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place_parts(
       std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) = 0;
 };
@@ -175,6 +176,18 @@ struct CompactUnits {
   std::span<std::uint64_t> positions;
   std::byte* values = nullptr;
   Digest change;  // the result: what the changes add to the digest
+};
+
+// A memory into which a road can fetch blocks, and which hashes them where they lie.
+class ArrivalMemory {
+ public:
+  virtual ~ArrivalMemory() = default;
+  // Memory for the blocks of one version, aligned to 256 bytes, with any content. It is kept for
+  // the next one. kNoSpace.
+  [[nodiscard]] virtual Result<DeviceSpace> take(std::uint64_t bytes) = 0;
+  // The xxh3-128 of each stretch of such memory.
+  [[nodiscard]] virtual Result<std::vector<Hash128>> hash(
+      std::span<const std::span<const std::byte>> stretches) = 0;
 };
 
 class WeightMemory {
@@ -214,6 +227,8 @@ class WeightMemory {
   [[nodiscard]] virtual bool measures_parts() const { return false; }
   // Null if deltas are decoded on the host.
   [[nodiscard]] virtual BucketMemory* buckets() = 0;
+  // Null if blocks are brought to the host.
+  [[nodiscard]] virtual ArrivalMemory* arrivals() { return nullptr; }
   // Decodes the blocks where the weights lie. False if this memory leaves that to the host, which
   // reads the old units. kMismatch, naming the tensor, if a block does not decode.
   [[nodiscard]] virtual Result<bool> decode_compact(std::span<CompactUnits> /*blocks*/) {

@@ -38,8 +38,8 @@ void add_stretches(Stretch rest, std::vector<Stretch>& to) {
 
 enum class SumType { kTensor, kPlace };
 
-// Values as the map's target has them, or as they come back from there: F16ToF32 makes signalling
-// NaNs quiet, so these change on the way back.
+// The values in the type of the map's target, or converted there and back. The way back differs
+// only for signalling NaNs, which F16ToF32 makes quiet.
 std::span<const std::byte> converted(const WeightMap& map, SumType type,
                                      std::span<const std::byte> values,
                                      std::vector<std::byte>& scratch) {
@@ -98,17 +98,17 @@ Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsign
 }
 
 // The changes of one part that its map has, in the tensor's own width.
-struct OwnChanges {
+struct PlainChanges {
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> old_values, new_values;
 };
 
 template <typename Cast>
-void collect_own(const ChangePart& part, OwnChanges& own) {
+void collect_plain(const ChangePart& part, PlainChanges& plain) {
   using From = typename Cast::From;
-  own.offsets.clear();
-  own.old_values.resize(std::size_t{part.count} * sizeof(From));
-  own.new_values.resize(own.old_values.size());
+  plain.offsets.clear();
+  plain.old_values.resize(std::size_t{part.count} * sizeof(From));
+  plain.new_values.resize(plain.old_values.size());
   for (std::uint32_t k = 0; k < part.count; ++k) {
     const std::uint32_t offset = part.offsets()[k];
     if (part.map->map.target_of(part.piece->origin + offset) == StridedMap::kOutside) continue;
@@ -118,13 +118,15 @@ void collect_own(const ChangePart& part, OwnChanges& own) {
     std::memcpy(&after, part.values() + std::size_t{k} * sizeof(after), sizeof(after));
     static_cast<void>(undo_cast<Cast>(there, before));
     static_cast<void>(undo_cast<Cast>(Cast::apply(after), after));
-    std::memcpy(own.old_values.data() + own.offsets.size() * sizeof(From), &before, sizeof(From));
-    std::memcpy(own.new_values.data() + own.offsets.size() * sizeof(From), &after, sizeof(From));
-    own.offsets.push_back(offset);
+    std::memcpy(plain.old_values.data() + plain.offsets.size() * sizeof(From), &before,
+                sizeof(From));
+    std::memcpy(plain.new_values.data() + plain.offsets.size() * sizeof(From), &after,
+                sizeof(From));
+    plain.offsets.push_back(offset);
   }
 }
 
-Digest change_of(const ChangePart& part, const DigestTensorKey& key, OwnChanges& scratch) {
+Digest change_of(const ChangePart& part, const DigestTensorKey& key, PlainChanges& scratch) {
   const WeightMap& map = *part.map;
   const unsigned width = source_bytes(map.cast, map.unit_bytes);
   if (map.cast == ValueCast::kNone && map.map.solid()) {
@@ -132,11 +134,11 @@ Digest change_of(const ChangePart& part, const DigestTensorKey& key, OwnChanges&
                                         part.old_values, part.values());
   }
   switch (map.cast) {
-    case ValueCast::kBF16ToF32: collect_own<BF16ToF32>(part, scratch); break;
-    case ValueCast::kF16ToF32: collect_own<F16ToF32>(part, scratch); break;
+    case ValueCast::kBF16ToF32: collect_plain<BF16ToF32>(part, scratch); break;
+    case ValueCast::kF16ToF32: collect_plain<F16ToF32>(part, scratch); break;
     default:
       with_cast(ValueCast::kNone, width,
-                [&](auto same) { collect_own<decltype(same)>(part, scratch); });
+                [&](auto same) { collect_plain<decltype(same)>(part, scratch); });
   }
   return host_kernels().digest_change(key, width, part.piece->origin, scratch.offsets.data(),
                                       scratch.offsets.size(), scratch.old_values.data(),
@@ -171,8 +173,8 @@ std::shared_ptr<const WeightSums> make_sums(const MappedWeights& weights,
   auto sums = std::make_shared<WeightSums>();
   sums->shares = weights.no_shares;
   for (TensorShare& share : sums->shares.tensors) {
-    const MappedWeights::Tensor& own = weights.tensors[share.tensor];
-    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    const MappedWeights::Tensor& mapped = weights.tensors[share.tensor];
+    for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
       if (weights.in_share[m]) share.digest += maps[m];
     }
   }
@@ -187,8 +189,8 @@ Result<std::vector<Digest>> read_sums(const MappedWeights& weights) {
     if (found[m].foreign != 0) {
       return error(StatusCode::kMismatch, name_of(weights, weights.maps[m]), " holds ",
                    found[m].foreign,
-                   " values that nothing of the tensor's type converts to: somebody else wrote "
-                   "into the weights; send a full version, or reload them");
+                   " values that nothing of the tensor's type converts to: other code wrote into "
+                   "the weights; send a full version, or reload them");
     }
     sums[m] = found[m].digest;
   }
@@ -223,7 +225,7 @@ Status check_sums(const MappedWeights& weights, const WeightSums& expected) {
   return error(StatusCode::kMismatch, name_of(weights, weights.maps[first]), others,
                " is not what it should be: what it holds has digest ", to_hex(found[first]),
                ", expected ", to_hex(expected.maps[first]),
-               ". Somebody else wrote into the weights, or the memory is bad; send a full version, "
+               ". Other code wrote into the weights, or the memory is bad; send a full version, "
                "or reload them");
 }
 
@@ -237,7 +239,7 @@ Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionS
   const bool on_device = weights.contiguous && weights.memory->kind() == MemoryKind::kDevice;
   std::vector<Stretch> stretches;
   for (const TensorChange& change : version.changes()) {
-    const MappedWeights::Tensor& own = weights.tensors[change.tensor];
+    const MappedWeights::Tensor& mapped = weights.tensors[change.tensor];
     const unsigned width = unit_bytes(weights.layout[change.tensor].dtype);
     const auto each = [&](const auto& use) {
       for (const DensePiece& piece : version.dense(change)) {
@@ -250,19 +252,19 @@ Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionS
     };
     const auto add = [&](std::size_t sum, const WeightMap* map) {
       each([&](const DensePiece& piece) {
-        add_stretches({sum, map, &own.key, width, piece.byte_offset / width, piece.bytes},
+        add_stretches({sum, map, &mapped.key, width, piece.byte_offset / width, piece.bytes},
                       stretches);
       });
     };
     if (on_device) {
       std::vector<TensorBytes> bytes;
-      each([&](const DensePiece& piece) { bytes.push_back({piece, &own.key}); });
+      each([&](const DensePiece& piece) { bytes.push_back({piece, &mapped.key}); });
       DRIFTLESS_ASSIGN_OR_RETURN(sums[change.tensor],
                                  weights.memory->digest(bytes, weights.threads));
     } else {
       add(change.tensor, nullptr);
     }
-    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
       const WeightMap& map = weights.maps[m];
       if (reversible(map.cast) && !whole(map)) add(weights.layout.size() + m, &map);
     }
@@ -321,7 +323,7 @@ Result<std::vector<Digest>> sums_after(const MappedWeights& weights, std::vector
   const auto threads = static_cast<unsigned>(
       std::clamp<std::uint64_t>(units / kSummedPerThread, 1, std::max(1U, weights.threads)));
   std::vector<Digest> changes(readable.size());
-  std::vector<OwnChanges> scratch(threads);
+  std::vector<PlainChanges> scratch(threads);
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(readable.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
         const ChangePart& part = *readable[i];

@@ -13,7 +13,7 @@ namespace driftless {
 // Decides which maps make up each tensor's share, and which tensors cannot be read back. Called
 // once, when the maps are known.
 [[nodiscard]] Status plan_shares(MappedWeights& weights);
-// Adds the shares that follow. `maps`: a digest for each map.
+// Computes the shares from these digests, one for each map, and returns both.
 [[nodiscard]] std::shared_ptr<const WeightSums> make_sums(const MappedWeights& weights,
                                                           std::vector<Digest> maps);
 

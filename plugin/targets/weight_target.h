@@ -13,7 +13,8 @@
 
 namespace driftless {
 
-class StageAhead;  // stage_ahead.h
+class ArrivalMemory;  // weight_memory.h
+class StageAhead;     // stage_ahead.h
 
 // A fetched publication; the hash of every part was compared with the manifest's.
 struct FetchedVersion {
@@ -144,11 +145,11 @@ class WeightTarget {
   // Null until the target has one: it may take its layout from the run.
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
-  // Called instead of adopt_layout() if the weights belong to another run: from now on the first
-  // full version of `run`, whose layout this is, replaces them, whatever its number. Until then the
-  // weights keep their version, unless the layout differs: then they are no version. kWrongLayout,
-  // naming a tensor that was followed in the old run and is not published by this one. kWrongRun if
-  // `run` was replaced in this way before.
+  // Called instead of adopt_layout() if the weights belong to another run. From now on the first
+  // full version of `run` replaces them, whatever its number; `layout` is that run's. Until then
+  // the weights keep their version, unless the layout differs: then they are no version.
+  // kWrongLayout, naming a tensor that was followed in the old run and is not published by this
+  // one. kWrongRun if `run` was replaced in this way before.
   [[nodiscard]] virtual Status admit(const Hash128& run, const WeightLayout& layout) {
     return error(StatusCode::kWrongRun, "weights of ", layout.size(),
                  " tensors that keep to their run cannot be taken over by run ", to_hex(run));
@@ -189,6 +190,9 @@ class WeightTarget {
                                                                 const Manifest& /*last*/) {
     return nullptr;
   }
+  // The memory in which this target can use blocks of this version, if it is staged alone. Null:
+  // fetch them to the host. The target outlives what is taken from the memory.
+  [[nodiscard]] virtual ArrivalMemory* arrivals(const Manifest& /*version*/) { return nullptr; }
   // `chain`: adjoining deltas that start at the target's version and are committed as one; or one
   // full version. Reads the target's weights without writing them; the engine may go on reading
   // them. A previous staged change must have been dropped.
@@ -230,6 +234,7 @@ class MappedTarget final : public WeightTarget {
   void set_proof(const ProofRule& rule) override;
   [[nodiscard]] std::shared_ptr<StageAhead> begin_stage(const Manifest& first,
                                                         const Manifest& last) override;
+  [[nodiscard]] ArrivalMemory* arrivals(const Manifest& version) override;
   [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) override;
 

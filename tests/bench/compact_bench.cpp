@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `compact` takes for a changed weight of a recorded RL run, container included, and how fast
-// one core encodes and decodes it, against reading the weights once. A row in Markdown for each
-// step, and one for all of them:
+// Measures `compact` on a recorded RL run: bits per changed weight, container included, and the
+// speed of encoding and decoding on one core, relative to reading the weights once. Prints a table
+// in Markdown with a row for each step and one for all steps.
 //
 //     compact_bench TRACE [repeats]
 //     compact_bench TRACE tables
 //
-// With `tables`: how many bytes of the frames that the publisher makes are tables, and how many of
-// all bytes other tables would save if they cost nothing: for every tensor its own, made from all
-// of its units; those of the step before, with what they lack; or for each tensor the best of
-// these.
+// With `tables`: counts how many bytes of a publisher's frames are coding tables, and how many
+// bytes other tables would save if they took no space: a table for each tensor, made from all of
+// its units; the table of the step before, completed; or for each tensor the better of the two.
 //
-// TRACE is a directory as `driftless bench --trace` takes it, of bf16. A step is one frame with one
-// table. Encoding begins with the changes, and has the counting for the table, the tiles, the
-// digest of the change, and the frame with its hashes; decoding has all checks up to the digest.
+// TRACE is a directory as for `driftless bench --trace`, with bf16 tensors. A step is one frame
+// with one table. Encoding starts from the changes, and includes the counts for the table, the
+// tiles, the digest of the change, and the frame with its hashes. Decoding includes all checks up
+// to the digest.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -62,7 +62,7 @@ struct Step {
   std::vector<Tensor> tensors;
 };
 
-// The least seconds of some repeats.
+// The shortest of several runs, in seconds.
 double seconds(unsigned repeats, const std::function<void()>& work) {
   double least = 1e9;
   for (unsigned i = 0; i < repeats; ++i) {
@@ -129,7 +129,7 @@ Bytes encode(const Step& step) {
   return frame;
 }
 
-// Stretch by stretch, as a receiver that holds the old values would.
+// Decodes stretch by stretch, like a receiver that holds the old values.
 void decode(const Step& step, const Bytes& bytes) {
   const Frame frame = must(Frame::decode(bytes, step.layout, bytes.size()));
   CompactChanges changes;
@@ -184,7 +184,7 @@ SafetensorsFile open_trace(const std::string& directory) {
   return must(SafetensorsFile::open(posix_file_system(), directory + "/trace.safetensors"));
 }
 
-// The weights after the step.
+// Makes the weights those after the step.
 void take_step(Step& step) {
   for (Tensor& tensor : step.tensors) {
     host_kernels().scatter(tensor.weights.data(), 2, tensor.offsets.data(), tensor.offsets.size(),
@@ -234,27 +234,27 @@ int run(const std::string& directory, unsigned repeats) {
   return 0;
 }
 
-// --- What tables cost, and what better ones would save.
+// --- the bytes of tables, and the bytes that other tables would save ---
 
 using Counts = std::vector<CompactCounts>;  // by tensor
 
-// Of every unit: count_compact_units() takes a sample of more.
+// Counts every unit; count_compact_units() would count only a sample of a large tensor.
 Counts count_all(const Step& step) {
   Counts counts(step.tensors.size());
   for (const Tensor& tensor : step.tensors) {
-    CompactCounts& own = counts[tensor.index];
+    CompactCounts& tensor_counts = counts[tensor.index];
     const std::uint64_t units = tensor.weights.size() / 2;
     for (std::uint64_t at = 0; at < units; at += kCompactTileUnits) {
       count_compact_units(kFields, tensor.weights.data() + 2 * at,
-                          std::min<std::uint64_t>(kCompactTileUnits, units - at), own);
+                          std::min<std::uint64_t>(kCompactTileUnits, units - at), tensor_counts);
     }
     count_compact_changes(kFields, tensor.old_values.data(), tensor.values.data(),
-                          tensor.offsets.size(), own);
+                          tensor.offsets.size(), tensor_counts);
   }
   return counts;
 }
 
-// Counts of before, with one change of each kind that only `now` has.
+// A table from the counts `before`, plus one change of each kind that occurs only in `now`.
 CompactTable table_of(CompactCounts before, const CompactCounts& now) {
   for (std::size_t c = 0; c < kCompactClasses; ++c) {
     for (std::size_t s = 0; s < kCompactStepSymbols; ++s) {
@@ -275,7 +275,7 @@ double stream_bytes(const Tensor& tensor, const CompactTable& table) {
   return static_cast<double>(streams.bytes.size());
 }
 
-// As the publisher makes it, of the weights after the step.
+// The frame that a publisher makes of this step.
 Bytes published_frame(Step step) {
   std::vector<ChangedBlock> blocks;
   take_step(step);
@@ -295,14 +295,14 @@ Bytes published_frame(Step step) {
   return frame;
 }
 
-// In bytes. Savings are of the streams, and negative if they grow.
+// In bytes. A saving is the decrease of the streams, negative if they grow.
 struct TableSums {
-  double frame = 0, table_count = 0, tables = 0, own = 0, before = 0, before_own = 0, best = 0;
+  double frame = 0, table_count = 0, tables = 0, alone = 0, before = 0, before_table = 0, best = 0;
 
   void print(const std::string& name) const {
     std::printf("| %s | %.0f | %.0f | %.0f | %.2f |", name.c_str(), frame, table_count, tables,
                 100 * tables / frame);
-    for (const double each : {own, before, before_own, best}) {
+    for (const double each : {alone, before, before_table, best}) {
       std::printf(" %.2f |", 100 * each / frame);
     }
     std::printf("\n");
@@ -326,15 +326,15 @@ TableSums sum_tables(const Step& step, const Counts& counts, const Counts& befor
     const Tensor& tensor = step.tensors[block.tensor];
     const CompactCounts& now = counts[block.tensor];
     const auto stream = static_cast<double>(block.tiles.size());
-    const double own = stream - stream_bytes(tensor, make_compact_table(kFields, now));
-    sums.own += own;
-    sums.best += std::max(own, 0.0);
+    const double alone = stream - stream_bytes(tensor, make_compact_table(kFields, now));
+    sums.alone += alone;
+    sums.best += std::max(alone, 0.0);
     if (before.empty()) continue;
     const double shared = stream - stream_bytes(tensor, shared_before);
-    const double before_own = stream - stream_bytes(tensor, table_of(before[block.tensor], now));
+    const double before_table = stream - stream_bytes(tensor, table_of(before[block.tensor], now));
     sums.before += shared;
-    sums.before_own += before_own;
-    sums.best += std::max({own, shared, before_own, 0.0}) - std::max(own, 0.0);
+    sums.before_table += before_table;
+    sums.best += std::max({alone, shared, before_table, 0.0}) - std::max(alone, 0.0);
   }
   return sums;
 }
@@ -358,8 +358,8 @@ int run_tables(const std::string& directory) {
     const TableSums sums = sum_tables(step, counts, before);
     sums.print(std::to_string(number));
     for (double TableSums::* const each :
-         {&TableSums::frame, &TableSums::table_count, &TableSums::tables, &TableSums::own,
-          &TableSums::before, &TableSums::before_own, &TableSums::best}) {
+         {&TableSums::frame, &TableSums::table_count, &TableSums::tables, &TableSums::alone,
+          &TableSums::before, &TableSums::before_table, &TableSums::best}) {
       all.*each += sums.*each;
     }
     take_step(step);

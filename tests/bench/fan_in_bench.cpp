@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpirun -n 65 --oversubscribe fan_in_bench [MEGABYTES [DIRECTORY [ROAD]]]: what a version of the
-// same bytes takes when 64 ranks publish it and when 4 do, over each road that many ranks can use:
-// from begin() on the leader until a receiver has compared the hash of every part. Also how many
-// windows and communicators a rank has for it, and how many files a version is. Medians; it prints,
-// and always ends well.
+// mpirun -n 65 --oversubscribe fan_in_bench [MEGABYTES [DIRECTORY [ROAD]]]
+//
+// Compares a version published by 64 ranks with one of the same size published by 4 ranks, over
+// each road that many ranks can use. The time is from begin() on the leader until a receiver has
+// checked the hash of every part. Also prints the windows and communicators of a rank, and the
+// files of a version. Prints medians. It is no test: its exit code is 0 whatever it measures.
 #include <mpi.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 #include "mpi/scenario.h"
 #include "support/temp_dir.h"
 
-// What the roads ask of MPI is counted on its way.
+// Counts the windows and communicators that the roads create: these functions intercept MPI's.
 namespace {
 std::atomic<int> windows = 0, communicators = 0;
 int counted(int code, std::atomic<int>& count, int by = 1) {
@@ -69,7 +70,7 @@ SharedFsOptions files_in(const std::string& directory) {
   return options;
 }
 
-// Sleeps while it waits, unlike MPI_Barrier: idle processes must not take the cores.
+// A barrier that sleeps while it waits, unlike MPI_Barrier: idle processes must not take the cores.
 void meet(MPI_Comm comm) {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(comm, &request);
@@ -81,7 +82,7 @@ void meet(MPI_Comm comm) {
 
 // One rank's end of a road; the last rank of `comm` receives, all others publish.
 struct End {
-  std::shared_ptr<void> world;  // goes last
+  std::shared_ptr<void> world;  // destroyed last
   std::unique_ptr<Group> group;
   std::unique_ptr<SendRoad> sender;
   std::unique_ptr<ReceiveRoad> receiver;
@@ -191,7 +192,7 @@ Result<double> measure(const Place& place, const OpenEnd& open) {
   }
   meet(place.comm);
   if (end.sender != nullptr) return 0.0;
-  times.erase(times.begin());  // pages and connections are made in the first
+  times.erase(times.begin());  // the first version allocates pages and connects
   std::sort(times.begin(), times.end());
   std::printf("  %2u ranks: %7.1f ms a version (%.1f to %.1f); %d windows, %d communicators, ",
               place.publishers, times[times.size() / 2], times.front(), times.back(), cost[0],
@@ -200,7 +201,7 @@ Result<double> measure(const Place& place, const OpenEnd& open) {
   return times[times.size() / 2];
 }
 
-// With so many publishers; the other processes sleep.
+// Measures with this number of publishers; the other processes sleep.
 double run(unsigned publishers, std::uint64_t bytes, const std::string& directory,
            const OpenEnd& open) {
   int rank = 0;

@@ -74,8 +74,8 @@ def measure(driftless, trace, work):
 
 
 def container(found, encoding, total):
-    """The bytes that do not grow with the changes, fitted over the steps. With entropy-coded positions, the fewer
-    changes there are, the more each costs."""
+    """The bytes that do not grow with the number of changes, fitted over the steps. The fit allows for entropy-coded
+    positions, which cost more bits per change if there are fewer changes."""
     changes = numpy.array([c for c, _ in found], float)
     terms = [numpy.ones_like(changes), changes]
     if encoding in ("compact", "xor"):

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's kernels against floors measured in the same run. Prints one JSON line per figure:
-// {"work", "ms", "floor", "floor_ms", "ratio", "bytes"}. tests/gpu/run.sh makes a table of them.
+// Measures the GPU's kernels, each relative to a floor: the time of only moving the same bytes,
+// measured in the same run. Prints one JSON line per figure: {"work", "ms", "floor", "floor_ms",
+// "ratio", "bytes"}. tests/gpu/run.sh makes a table of them.
 //
-//   gpu_bench [--only PART]    diff, capture, patch, digest, sweep, overwrite, compact, quantize,
-//   pinned
+//   gpu_bench [--only PART]
+//
+// PART: diff, capture, patch, digest, sweep, overwrite, compact, quantize or pinned
 #include "gpu_bench.cuh"
 #include "plugin/device/slice_differ.h"
 
@@ -57,7 +59,7 @@ __global__ void widen(std::uint32_t* values, const std::uint16_t* units, std::ui
   }
 }
 
-// float32 main weights against bfloat16 ones. NaNs among the made-up bits are changes, too.
+// Captures float32 main weights over bfloat16 weights. NaNs among the random bits count as changes.
 void bench_capture(Bench& bench) {
   bench.set_changed(10000);
   bench.make_room(kUnits / 25);
@@ -139,8 +141,8 @@ void bench_digest(Bench& bench) {
   print("digest, full sweep", ms, "read one", bench.read_one, kUnits * 2.0);
 }
 
-// A rank of two: fused projections are rows of their tensors, others are columns of them. The floor
-// is reading as many bytes once.
+// The weights of one of two tensor-parallel ranks: it holds rows of fused projections, and columns
+// of the others. The floor is reading the same number of bytes once.
 void bench_sweep(Bench& bench) {
   std::vector<cuda::DigestMap> parts;
   std::uint64_t at = 0;
@@ -235,7 +237,8 @@ int main(int argc, char** argv) {
   const std::pair<std::string, void (*)(Bench&)> parts[] = {
       {"diff", bench_diff},       {"capture", bench_capture},   {"patch", bench_patch},
       {"digest", bench_digest},   {"sweep", bench_sweep},       {"overwrite", bench_overwrite},
-      {"compact", bench_compact}, {"quantize", bench_quantize}, {"pinned", bench_pinned}};
+      {"compact", bench_compact}, {"quantize", bench_quantize}, {"captured", bench_captured},
+      {"pinned", bench_pinned}};
   const bool known = std::any_of(std::begin(parts), std::end(parts),
                                  [&](const auto& part) { return part.first == only; });
   if (argc != 1 && !known) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of gpu_bench share: weights in device memory, floors, diffs over them.
+// Shared by the parts of gpu_bench: weights in device memory, floors, and diffs of the weights.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -81,7 +81,7 @@ static __global__ void fill(std::uint16_t* units, std::uint64_t count) {
     units[i] = static_cast<std::uint16_t>(mix(i));
   }
 }
-// Changes about `per_million` of a million units.
+// Changes about `per_million` units in a million.
 static __global__ void change(std::uint16_t* units, const std::uint16_t* from, std::uint64_t count,
                               std::uint32_t per_million) {
   for (std::uint64_t i = blockIdx.x * 256ULL + threadIdx.x; i < count; i += gridDim.x * 256ULL) {
@@ -90,7 +90,7 @@ static __global__ void change(std::uint16_t* units, const std::uint16_t* from, s
     units[i] = from[i] ^ (changes ? 1U + (random >> 60) : 0U);
   }
 }
-// The floor: 16-byte loads of everything, and one word out of it.
+// The floor: reads everything by 16-byte loads, and writes one word.
 template <int Loads, int Sides>
 __global__ void __launch_bounds__(512)
     read_all(const uint4* a, const uint4* b, std::uint64_t groups, unsigned* out) {
@@ -154,7 +154,7 @@ struct Bench {
   }
 };
 
-// Tensors of these sizes over the same memory, each at a multiple of 256 bytes.
+// Divides the memory into tensors of these sizes, each at a multiple of 256 bytes.
 struct Cut {
   std::vector<std::uint64_t> units;
   std::vector<cuda::DiffBatch::Tensor> tensors;
@@ -169,10 +169,10 @@ struct Cut {
     }
     std::uint64_t at = 0;
     for (const double weight : weights) {
-      auto own = static_cast<std::uint64_t>(static_cast<double>(kUnits) * weight / sum);
-      const std::uint64_t padded = own / 128 * 128;
-      if (mixed && padded > 200) own = padded - random() % 120;
-      units.push_back(mixed ? own : padded);
+      auto tensor_units = static_cast<std::uint64_t>(static_cast<double>(kUnits) * weight / sum);
+      const std::uint64_t padded = tensor_units / 128 * 128;
+      if (mixed && padded > 200) tensor_units = padded - random() % 120;
+      units.push_back(mixed ? tensor_units : padded);
       tensors.push_back({bench.before + at * 2, bench.after + at * 2});
       at += padded;
     }
@@ -207,6 +207,7 @@ struct Diff {
   }
 };
 
+void bench_captured(Bench& bench);
 void bench_compact(Bench& bench);
 void bench_quantize(Bench& bench);
 

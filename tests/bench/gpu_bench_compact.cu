@@ -8,8 +8,8 @@
 namespace driftless::bench {
 namespace {
 
-// As weights are after a step: magnitudes even below 2^-5, of which one changes by one unit the
-// likelier the smaller it is. Changes 1 % in all.
+// Makes weights like those after a training step: random magnitudes below 2^-5. Small weights are
+// more likely to change, each by one ULP; 1 % of all weights change.
 __global__ void fill_weights(std::uint16_t* before, std::uint16_t* after, std::uint64_t count) {
   for (std::uint64_t i = blockIdx.x * 256ULL + threadIdx.x; i < count; i += gridDim.x * 256ULL) {
     const std::uint64_t random = mix(i), other = mix(i * 3 + 1);
@@ -65,8 +65,8 @@ void bench_compact(Bench& bench) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0, t = 0; i < blocks.size(); ++i) {
     blocks[i].stream_begin = bytes;
-    const std::uint64_t own = table.fields.tiles(few.units[i]);
-    for (const std::size_t end = t + own; t < end; ++t) bytes += tiles[t].bytes;
+    const std::uint64_t block_tiles = table.fields.tiles(few.units[i]);
+    for (const std::size_t end = t + block_tiles; t < end; ++t) bytes += tiles[t].bytes;
   }
   std::fprintf(stderr, "compact: %.2f %% changed, %.2f bits per change\n", 100 * changed / kUnits,
                8 * static_cast<double>(bytes) / changed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantizing bfloat16 weights on the GPU, alone and before a comparison; what it adds to a capture;
-// and a commit into a module of FP8 codes and scales.
+// Measures quantizing bfloat16 weights on the GPU: alone, before a comparison, and after a capture.
+// Also measures a commit into a module of FP8 codes and scales.
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -19,7 +19,7 @@ constexpr std::uint64_t kBlocks = kRows / 128 * (kColumns / 128);
 static_assert(kMatrices * kElements <= kUnits);
 constexpr double kAll = static_cast<double>(kMatrices * kElements);
 
-// Magnitudes as weights have them: 2^-11 to 2^-5.
+// Fills in typical magnitudes of weights: 2^-11 to 2^-5.
 __global__ void fill_weights(std::uint16_t* units, std::uint64_t count) {
   for (std::uint64_t i = blockIdx.x * 256ULL + threadIdx.x; i < count; i += gridDim.x * 256ULL) {
     const std::uint64_t random = mix(i);
@@ -31,7 +31,7 @@ struct Matrices {
   std::vector<cuda::QuantizePart> parts;
   cuda::Workspace work;
 
-  // `codes`: null to measure only.
+  // `codes`: null to compute only the largest weight of each block.
   Matrices(std::byte* weights, std::byte* codes, std::uint16_t* largest) {
     for (std::uint64_t m = 0; m < kMatrices; ++m) {
       parts.push_back({{kRows, kColumns, kColumns, 0, 0},
@@ -45,7 +45,7 @@ struct Matrices {
     cudaFree(work.dev);
     cudaFreeHost(work.host);
   }
-  // As a publisher does it: what is known of the blocks is cleared.
+  // Quantizes like a publisher: clears the largest weights of the blocks first.
   void run(QuantizeRule rule) const {
     must(cudaMemsetAsync(parts[0].largest_dev, 0, kMatrices * kBlocks * 2));
     must(cuda::quantize(rule, parts, work, nullptr));
@@ -62,7 +62,7 @@ void bench_rules(const Bench& bench, const Matrices& now) {
   }
 }
 
-// The codes against those of the last version, which a publisher with a snapshot keeps.
+// Compares the codes with those of the last version, as a publisher with a snapshot does.
 void bench_compare(Bench& bench, const Matrices& now, std::byte* old_codes, std::byte* codes) {
   std::vector<std::uint64_t> units(kMatrices, kElements);
   std::vector<cuda::DiffBatch::Tensor> tensors;
@@ -99,8 +99,8 @@ __global__ void widen_weights(std::uint32_t* values, const std::uint16_t* units,
   }
 }
 
-// Without a snapshot the GPU does one thing beside the capture: it measures blocks again whose
-// largest weight fell.
+// Without a snapshot the GPU's only work beside the capture is to find the largest weight again in
+// each block whose largest weight became smaller.
 void bench_captured(Bench& bench, std::uint16_t* largest) {
   std::byte* const main_weights = device(kUnits * 4);
   widen_weights<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(main_weights),
@@ -153,7 +153,8 @@ class Module {
           m < kHeld - 1 ? 7 : kScales - 7 * (kHeld - 1));
     }
   }
-  // In ms: all that happens between the last token of the old version and the first of the new.
+  // The time of a commit, in ms: from the last token of the old version to the first of the new
+  // one.
   double commit() {
     std::vector<ChangePart> parts;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -170,7 +171,7 @@ class Module {
     const auto end = std::chrono::steady_clock::now();
     must(fault.status());
     if (fault->has_value()) {
-      std::fprintf(stderr, "a part is not what it should be\n");
+      std::fprintf(stderr, "a staged part differs from the expected one\n");
       std::exit(1);
     }
     must((*placed)->take_back());

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a GPU is held while somebody else works there: a library for
+// Measures for how long a GPU is occupied while other code works on it. A library for
 // tests/bench/module_bench.py.
 //
-// A tiny kernel of high priority is asked for again and again. It is launched as a graph, so that
-// nothing of the host lies between its two events: neither the interpreter nor the scheduler.
-// Beside it an engine is at work: short kernels, some 25 ms of them queued, which find out
-// themselves how long there was none. So deep a queue does not run dry where the host is slow.
+// The probe launches a tiny kernel of high priority again and again, and measures how long each one
+// waits. Each launch is a graph, so the time between its two events contains no time of the host,
+// neither of the interpreter nor of the scheduler. Beside the probe runs a simulated engine: short
+// kernels that measure the gaps between them. About 25 ms of them are queued, so that a slow host
+// does not let the queue run empty.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ constexpr unsigned long long kKernelNs = 100'000;
 
 __global__ void work(Gaps* gaps) {
   const unsigned long long begin = gpu_ns();
-  // The first ones come one after the other: they are still being queued.
+  // Ignore gaps between the first kernels: the queue is still being filled.
   if (++gaps->kernels > kTogether && begin > gaps->ended) {
     gaps->longest = max(gaps->longest, begin - gaps->ended);
   }
@@ -120,9 +121,9 @@ struct Probe {
 }  // namespace
 
 struct ProbeResult {
-  double longest_ms, longest_at_ms;  // the GPU's wait; how long after the begin it ended
-  double longest_call_ms;            // the host's, from asking to knowing: its scheduler included
-  double longest_gap_ms;             // in which the engine had no kernel on the GPU
+  double longest_ms, longest_at_ms;  // longest wait on the GPU; its end, from the start
+  double longest_call_ms;            // longest wait of the host for a launch, with its scheduler
+  double longest_gap_ms;             // longest time without a kernel of the engine
   long asked;
 };
 
@@ -148,7 +149,7 @@ bool ask_until(const volatile int* ending, const Probe& probe, ProbeResult* resu
 
 }  // namespace
 
-// Asks again and again until *ending is not 0. Sets *ready once it asks. 0, or 1 where CUDA fails.
+// Probes until *ending is not 0. Sets *ready once it has started. Returns 0, or 1 if CUDA fails.
 extern "C" __attribute__((visibility("default"))) int gpu_probe(const volatile int* ending,
                                                                 volatile int* ready,
                                                                 ProbeResult* result) {

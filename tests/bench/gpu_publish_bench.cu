@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// From publish() to committed on another process's GPU, over NCCL: the whole, and its parts.
+// Measures the time from publish() until the version is committed on another process's GPU, over
+// NCCL: the total, and its parts.
 //
 //   mpirun -n 1 gpu_publish_bench trainer : -n 1 gpu_publish_bench rollout
 //
-// Both processes may share one GPU (each calls itself another host, and they talk over sockets:
-// right for what the parts add up to, not for the speed of the network). Prints JSON lines with the
-// times of CLOCK_MONOTONIC, which the processes of a machine share; gpu_table.py puts both
-// together.
+// Both processes may share one GPU. They then pose as two hosts, and NCCL uses sockets, so the sum
+// of the parts is valid, but the speed of the network is not. Prints JSON lines with times of
+// CLOCK_MONOTONIC, which is the same for all processes of a machine; gpu_table.py combines the
+// lines of both processes.
 #include <cuda_runtime.h>
 #include <time.h>
 
@@ -124,7 +125,8 @@ void train(JobProcess& process, const Config& config) {
     step<<<2048, 256>>>(model.units(), kTensors * kTensorUnits,
                         static_cast<std::uint64_t>(version));
     must(cudaDeviceSynchronize());
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the last one is committed
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(300));  // time for the rollout to commit the last version
     const double begin = now_ms();
     const auto report = (*publisher)->publish(source);
     must(report.status());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What metrics and spans cost a version, with 64 engines and 64 receivers:
+// Measures the time that metrics and spans add to a version, with 64 engines and 64 receivers:
 //
-//   metrics_bench [VERSIONS]           medians, beside the same count of snprintf() calls
-//   metrics_bench --print [VERSIONS]   the metrics' text after as many versions (default 3), one
-//                                      engine that failed and one receiver that lags among them
-//   metrics_bench --spans [VERSIONS]   the spans of the same
+//   metrics_bench [VERSIONS]           prints medians, and those of as many snprintf() calls
+//   metrics_bench --print [VERSIONS]   prints the metrics' text after so many versions (default 3);
+//                                      one engine has failed, and one receiver is behind
+//   metrics_bench --spans [VERSIONS]   prints the spans of the same versions
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -54,7 +54,7 @@ struct Version {
   }
 };
 
-// A gauge of each name, as text: what nobody could do without.
+// The minimum to compare with: prints one gauge per name with snprintf().
 void print_alike(const Version& version) {
   static volatile int sum = 0;
   std::array<char, 128> line{};

@@ -49,6 +49,7 @@ def arguments():
     parser.add_argument("--probe", help="path of gpu_probe, to measure how long staging holds the GPU")
     parser.add_argument("--masked", action="store_true", help="write all tensors by masked overwrite")
     parser.add_argument("--encoding", default="auto", help="the configuration's `encoding`")
+    parser.add_argument("--layout", default="auto", help="road.layout: auto, flush or frames")
     parser.add_argument("--prove", default="staged", help="receiver.prove: staged, or always")
     return parser.parse_args()
 
@@ -304,6 +305,7 @@ def main():
         save_file(weights, base / "model.safetensors")
         config = driftless.Config.parse(
             f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
+            f"  layout: {a.layout}\n"
             f"encoding: {a.encoding}\nreceiver:\n  prove: {a.prove}\n"
         )
         trainer = driftless.Job(config, "trainer", launched=False)
@@ -332,7 +334,8 @@ def main():
             "elements": elements,
             "way": ("masked overwrite" if a.masked else "maps")
             + (", prove: always" if a.prove == "always" else "")
-            + (f", {a.encoding}" if a.encoding != "auto" else ""),
+            + (f", {a.encoding}" if a.encoding != "auto" else "")
+            + (f", {a.layout}" if a.layout != "auto" else ""),
             **{key: round(value, 3) for key, value in middle.items()},
             # The maxima over all versions.
             **{

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one version costs on the nccl road, part by part: from device memory of this process to
-// committed on the GPU of another.
+// Measures the parts of one version on the road nccl: from device memory of this process until it
+// is committed on the GPU of another process.
 //
 //   nccl_bench [MIB [ROUNDS]]     prints medians in milliseconds
-//   nccl_bench DIR NAME           the receiver, started by the former
+//   nccl_bench DIR NAME           the receiver, which the first form starts
 //
-// Where both share a GPU NCCL goes over sockets, so the broadcast is then no figure of the road.
+// If both processes share a GPU, NCCL uses sockets, and the broadcast's time does not count.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times and memory of the object_store road alone (tests/bench/object_store.py starts the servers):
-//   object_store_bench publish ENDPOINT PREFIX MIB STREAMS   publishes parts of 64 MiB, then a
-//   delta object_store_bench fetch ENDPOINT PREFIX MIB STREAMS     fetches them, and the delta
-// Prints one line of JSON. Bytes are made as they are needed.
+// Measures time and memory of the road object_store alone (tests/bench/object_store.py starts the
+// servers):
+//
+//   object_store_bench publish ENDPOINT PREFIX MIB STREAMS
+//   object_store_bench fetch ENDPOINT PREFIX MIB STREAMS
+//
+// The first publishes parts of 64 MiB, then a delta; the second fetches both. Each prints one line
+// of JSON. The bytes are generated while they are sent, and take no memory.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +24,7 @@ constexpr PublicationId kFull{1, PublicationKind::kVersion}, kDelta{2, Publicati
 
 Deadline soon() { return Deadline::after(std::chrono::minutes(10)); }
 
-// Not getrusage()'s, which begins with what the process held that started this one.
+// Not from getrusage(), whose maximum includes the memory of the process that started this one.
 double peak_mib() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -64,7 +68,7 @@ Status fetch(ReceiveRoad& road, ObjectStore& store, std::uint64_t size) {
   Stopwatch watch;
   DRIFTLESS_RETURN_IF_ERROR(road.wait_beyond(0, soon()));
   DRIFTLESS_RETURN_IF_ERROR(road.fetch_manifest(kFull, soon()).status());
-  // The manifest holds no receipts here: the attempt's number is in the version's object.
+  // The manifest has no receipts here: the number of the attempt is in the version's object.
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::string text,
       store.get_text("versions/0000000000000000001.version.json", 4096, soon()));

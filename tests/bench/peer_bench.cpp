@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A full version between two processes of this host over the peer road, each carrier forced, beside
-// a bare loop of that carrier in the same run:
+// Measures the road peer between two processes of this host.
+//
 //   peer_bench [MIB] [ROUNDS] [LIBRARY]
-// tcp: the bare loop sends the same memory through one socket into memory that was touched before.
-// shm: it maps the same memory and reads every byte (a sum); so does the reader of the road. nixl,
-// if LIBRARY names libnixl_capi.so: one read of all by agents of its own, into memory that was
-// registered and touched before. Times of hashing what came are apart. Prints a line of JSON for
-// each carrier.
+//
+// Transfers a full version by each carrier, and compares it with a bare loop over the same carrier:
+//
+// - tcp: the loop sends the same memory through one socket, into memory that was touched before.
+// - shm: the loop maps the same memory and sums up every byte, as the road's reader does.
+// - nixl, if LIBRARY names libnixl_capi.so: two agents of the loop make one read of everything,
+//   into memory that was registered and touched before.
+//
+// Prints a line of JSON for each carrier. The time of hashing the received bytes is separate.
+//
 //   peer_bench publish [MIB] [ROUNDS]
-// How long a rank takes to publish a version, with 8 readers over TCP that are stopped (SIGSTOP) in
-// the middle of a pull, and with none. Prints one line of JSON.
+//
+// Measures the time that a rank takes to publish a version: without readers, and with 8 readers
+// over TCP that are stopped (SIGSTOP) in the middle of a transfer. Prints one line of JSON.
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -55,10 +61,10 @@ std::uint64_t sum(std::span<const std::byte> bytes) {
   return std::accumulate(words, words + bytes.size() / sizeof(*words), std::uint64_t{0});
 }
 
-// What the serving process tells the reading one.
-struct Told {
+// Sent by the serving process to the reading one.
+struct Served {
   char tcp[64], socket[64], host[128], bare[64];
-  // Of the agent of the bare loop.
+  // Describes the serving NIXL agent of the bare loop.
   std::uint64_t address = 0, description_bytes = 0;
   char description[16384];
 };
@@ -67,7 +73,7 @@ struct Sample {
   double bare = 0, road = 0, hash = 0;  // seconds
 };
 
-// The other process: serves the part, and the bare loop on a socket of its own.
+// The other process: serves the part over the road, and answers the bare loop on another socket.
 [[noreturn]] void serve(const PeerOptions& options, std::uint64_t size, int to_reader) {
   auto store = std::make_shared<PartStore>(0);
   Segment memory;
@@ -80,23 +86,23 @@ struct Sample {
   const auto server = must(make_part_server(options, 0, "127.0.0.1", store));
   std::string bare;
   const hub::Socket listener = must(hub::listen_on("127.0.0.1:0", &bare));
-  Told told{};
+  Served served{};
   const Endpoint& at = server->endpoint();
-  at.tcp.copy(told.tcp, sizeof(told.tcp) - 1);
-  at.socket.copy(told.socket, sizeof(told.socket) - 1);
-  at.host.copy(told.host, sizeof(told.host) - 1);
-  bare.copy(told.bare, sizeof(told.bare) - 1);
+  at.tcp.copy(served.tcp, sizeof(served.tcp) - 1);
+  at.socket.copy(served.socket, sizeof(served.socket) - 1);
+  at.host.copy(served.host, sizeof(served.host) - 1);
+  bare.copy(served.bare, sizeof(served.bare) - 1);
   std::shared_ptr<NixlAgent> agent;
   std::shared_ptr<const void> registered;
   if (options.carrier == PeerCarrier::kNixl) {
     agent = must(NixlAgent::make(options.library, NixlRole::kServes));
     registered = must(agent->add(plain));
     const NixlDescription described = must(agent->describe());
-    if (described.bytes.size() > sizeof(told.description)) std::exit(1);
-    told.address = reinterpret_cast<std::uintptr_t>(plain.data());
-    told.description_bytes = described.bytes.copy(told.description, sizeof(told.description));
+    if (described.bytes.size() > sizeof(served.description)) std::exit(1);
+    served.address = reinterpret_cast<std::uintptr_t>(plain.data());
+    served.description_bytes = described.bytes.copy(served.description, sizeof(served.description));
   }
-  if (::write(to_reader, &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  if (::write(to_reader, &served, sizeof(served)) != sizeof(served)) std::exit(1);
   for (;;) {  // until it is killed
     if (!hub::wait_for(listener, POLLIN, soon())) std::exit(1);
     const hub::Socket socket = must(hub::accept_one(listener));
@@ -107,9 +113,9 @@ struct Sample {
   }
 }
 
-double bare_tcp(const Told& told, std::span<std::byte> into) {
+double bare_tcp(const Served& served, std::span<std::byte> into) {
   Stopwatch watch;
-  const hub::Socket socket = must(hub::connect_to(told.bare, soon()));
+  const hub::Socket socket = must(hub::connect_to(served.bare, soon()));
   if (const Status got = hub::read_into(socket, into, soon(), std::chrono::seconds(60));
       !got.ok()) {
     die(got);
@@ -117,17 +123,17 @@ double bare_tcp(const Told& told, std::span<std::byte> into) {
   return watch.lap_ms() * 1e-3;
 }
 
-// The agent of the bare loop, with memory of its own.
+// The reading NIXL agent of the bare loop, with its own memory.
 class BareNixl {
  public:
-  BareNixl(const PeerOptions& options, const Told& told, std::uint64_t size)
+  BareNixl(const PeerOptions& options, const Served& served, std::uint64_t size)
       : agent_(must(NixlAgent::make(options.library, NixlRole::kReads))),
         memory_(size),
         registered_(must(agent_->add(memory_))),
-        name_(must(agent_->load({told.description, told.description_bytes}))) {}
-  double read(const Told& told) {
+        name_(must(agent_->load({served.description, served.description_bytes}))) {}
+  double read(const Served& served) {
     Stopwatch watch;
-    const NixlMove whole{memory_.data(), told.address, memory_.size()};
+    const NixlMove whole{memory_.data(), served.address, memory_.size()};
     const NixlRead read = must(agent_->start(name_, std::span(&whole, 1)));
     while (!must(agent_->ended(read))) std::this_thread::sleep_for(std::chrono::microseconds(20));
     return watch.lap_ms() * 1e-3;
@@ -140,12 +146,12 @@ class BareNixl {
   std::string name_;
 };
 
-Sample measure(const PeerOptions& options, const Told& told, std::uint64_t size, PartReader& reader,
-               BareNixl* nixl) {
+Sample measure(const PeerOptions& options, const Served& served, std::uint64_t size,
+               PartReader& reader, BareNixl* nixl) {
   const Endpoint from{.rank = 0,
-                      .tcp = told.tcp,
-                      .socket = told.socket,
-                      .host = told.host,
+                      .tcp = served.tcp,
+                      .socket = served.socket,
+                      .host = served.host,
                       .nixl = nixl == nullptr ? NixlOffer::kNone : NixlOffer::kThere};
   const PartReceipt part{.name = "part", .rank = 0, .size_bytes = size, .hash = {}};
   const ByteRange whole{0, size};
@@ -153,10 +159,10 @@ Sample measure(const PeerOptions& options, const Told& told, std::uint64_t size,
   Sample sample;
   std::uint64_t expected = 0;
   if (nixl != nullptr) {
-    sample.bare = nixl->read(told);
+    sample.bare = nixl->read(served);
   } else if (!shm) {
     std::vector<std::byte> memory(size);
-    sample.bare = bare_tcp(told, memory);
+    sample.bare = bare_tcp(served, memory);
   }
   if (shm) {  // a mapping of the same memory, made once
     const auto mapped = must(reader.read(from, kVersion, part, std::span(&whole, 1), soon()));
@@ -182,19 +188,20 @@ void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rou
   if (::pipe(pipe) != 0) std::exit(1);
   const pid_t child = ::fork();
   if (child == 0) serve(options, size, pipe[1]);
-  Told told{};
-  for (std::size_t done = 0; done < sizeof(told);) {
-    const ssize_t got = ::read(pipe[0], reinterpret_cast<char*>(&told) + done, sizeof(told) - done);
+  Served served{};
+  for (std::size_t done = 0; done < sizeof(served);) {
+    const ssize_t got =
+        ::read(pipe[0], reinterpret_cast<char*>(&served) + done, sizeof(served) - done);
     if (got <= 0) std::exit(1);
     done += static_cast<std::size_t>(got);
   }
   const std::string token = must(data_token(token_file));
   PartReader reader(options, token);
   std::unique_ptr<BareNixl> nixl;
-  if (carrier == PeerCarrier::kNixl) nixl = std::make_unique<BareNixl>(options, told, size);
+  if (carrier == PeerCarrier::kNixl) nixl = std::make_unique<BareNixl>(options, served, size);
   std::vector<Sample> samples;
   for (int round = 0; round <= rounds; ++round) {
-    samples.push_back(measure(options, told, size, reader, nixl.get()));
+    samples.push_back(measure(options, served, size, reader, nixl.get()));
   }
   samples.erase(samples.begin());  // the first one warms up
   ::kill(child, SIGKILL);
@@ -217,9 +224,9 @@ constexpr int kStopped = 8;
 // A reader: asks for the whole part, takes some of it, and stops.
 [[noreturn]] void stop_in_the_middle(const std::string& token, std::uint64_t size,
                                      int from_trainer) {
-  Told told{};
-  if (::read(from_trainer, &told, sizeof(told)) != sizeof(told)) std::exit(1);
-  const hub::Socket socket = must(hub::connect_to(told.tcp, soon()));
+  Served served{};
+  if (::read(from_trainer, &served, sizeof(served)) != sizeof(served)) std::exit(1);
+  const hub::Socket socket = must(hub::connect_to(served.tcp, soon()));
   std::string expected;
   const hub::Admission mine = must(hub::answer_hello(
       token, must(hub::read_all(socket, hub::kServerHelloBytes, soon())), &expected));
@@ -277,12 +284,12 @@ void run_publish(std::uint64_t size, int rounds, const std::string& token_file) 
     return ms[ms.size() / 2];
   };
   publish_ms(*sender, ++version, bytes);
-  Told told{};  // notes(): "... serves its parts on HOST:PORT, and ..."
+  Served served{};  // notes(): "... serves its parts on HOST:PORT, and ..."
   const std::string note = sender->notes().front();
   const std::size_t at = note.find(" on ") + 4;
-  note.substr(at, note.find(',', at) - at).copy(told.tcp, sizeof(told.tcp) - 1);
+  note.substr(at, note.find(',', at) - at).copy(served.tcp, sizeof(served.tcp) - 1);
   for (int i = 0; i < kStopped; ++i) {
-    if (::write(pipe[1], &told, sizeof(told)) != sizeof(told)) std::exit(1);
+    if (::write(pipe[1], &served, sizeof(served)) != sizeof(served)) std::exit(1);
   }
   for (const pid_t reader : readers) {
     int status = 0;

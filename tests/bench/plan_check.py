@@ -6,14 +6,14 @@
 
 A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma or peer between two hosts of network namespaces
 with a slow link (needs root), or on this host (`local`) over mpi_rma, peer (shared memory) and files in DIR. In
-some jobs the trainer quantizes to FP8 blocks. The processor's figures are the geometric means of `driftless plan
---measure` before and after the jobs; those of local gets and files are measured here. A row is within its limit
-if predicted and measured time differ by at most 25 % when the wire takes most of the predicted time, and by a
-factor of at most 1.5 otherwise.
+some jobs the trainer quantizes to FP8 blocks. All jobs run --rounds times. The processor's figures come from
+`driftless plan --measure`, which runs before the jobs, after them, and after every few of them: other programs then
+slow down both alike. Figures and times are medians. Figures of local gets and files are measured here. A row is
+within its limit if predicted and measured time differ by at most 25 % when the wire takes most of the predicted
+time, and by a factor of at most 1.5 otherwise.
 """
 import argparse
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -40,13 +40,18 @@ FP8 = {"shared_fs": ["deltas", "compact", "xor"], "peer": ["full", "deltas", "co
 ROADS = ("mpi_rma", "peer", "shared_fs")
 PORT = 27316
 WIRE, ELSEWHERE = 1.25, 1.5
-POLL = "50ms"
-SLACK_MS = 1500  # between versions: other work on the machine
+POLL_MS = 50
+SLACK_MS = 1500  # between versions, for other work on the machine
 STEPS = 4
+JOBS_PER_CALIBRATION = 4
 
 
-def with_slack(interval_ms):
-    return lambda encoding, link, params: 2 * interval_ms(encoding, link, params) + SLACK_MS
+def with_slack(interval_ms, slack_ms):
+    """Intervals of a third of a poll more than whole polls: three versions then wait for short, middle and long."""
+    def interval(encoding, link, params):
+        total = 2 * interval_ms(encoding, link, params) + slack_ms
+        return total - total % POLL_MS + POLL_MS // 3
+    return interval
 
 
 def ask(driftless, *arguments):
@@ -90,14 +95,14 @@ def configuration(directory, params, road, encoding, address):
     mode = "mode: full\n" if encoding == "full" else f"encoding: {encoding}\n"
     if road == "shared_fs":
         layout = "hf_delta" if encoding in ("xor", "overwrite") else "frames"
-        mode += (f"road:\n  kind: shared_fs\n  layout: {layout}\n  poll_longest: {POLL}\n"
+        mode += (f"road:\n  kind: shared_fs\n  layout: {layout}\n  poll_longest: {POLL_MS}ms\n"
                  f"  shared_fs: {{ dir: '{directory}/road' }}\n")
     else:
         token = directory / "token"
         token.write_text("0123456789abcdef" * 2, encoding="utf-8")
         token.chmod(0o600)
         mode += (f"hub: {{ address: '{address}:{PORT}', token_file: '{token}' }}\n"
-                 f"road: {{ kind: peer, ring_size: {5 * params}, poll_longest: {POLL} }}\n")
+                 f"road: {{ kind: peer, ring_size: {5 * params}, poll_longest: {POLL_MS}ms }}\n")
     path = directory / "job.yaml"
     path.write_text(mode + two_hosts.DEADLINES + f"metrics: {{ file: '{directory}/{{role}}{{rank}}.jsonl' }}\n",
                     encoding="utf-8")
@@ -160,18 +165,24 @@ def times_of(directory, steps, what):
             raise two_hosts.Failed(f"{what}: version {version} was folded; the interval is short")
         begin = trainer[version]["monotonic_ms"] - trainer[version]["total_ms"]
         seconds.append((rollout[version]["monotonic_ms"] - begin) / 1e3)
-        phases.append([trainer[version]["total_ms"], *(rollout[version][key] for key in
-                                                       ("fetch_ms", "stage_ms", "apply_ms"))])
+        phases.append([trainer[version].get(key, 0) for key in ("compare_ms", "encode_ms", "send_ms", "seal_ms", "total_ms")]
+                      + [rollout[version][key] for key in ("fetch_ms", "stage_ms", "apply_ms")])
     parts = [statistics.median(each) for each in zip(*phases)]
-    print(f"{what}: {[f'{s:.2f}' for s in seconds]} s; publish, fetch, stage, apply ms: "
-          f"{[f'{p:.0f}' for p in parts]}", file=sys.stderr, flush=True)
+    print(f"{what}: {[f'{s:.2f}' for s in seconds]} s; compare, encode, send, seal, all of publish; fetch, stage, "
+          f"apply ms: {[f'{p:.0f}' for p in parts]}", file=sys.stderr, flush=True)
     density = statistics.median(trainer[v]["density"] for v in chosen)
     changed = statistics.median(trainer[v]["changed_units"] for v in chosen)
     return statistics.median(seconds), trainer[steps]["wire_bytes"], density, changed
 
 
-def mean_figures(before, after):
-    return {name: math.sqrt(max(before[name], 1e-15) * max(after[name], 1e-15)) for name in before}
+def medians(lines):
+    """The median of each figure, over dicts of the same names."""
+    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}
+
+
+def median_job(found):
+    """Of a job's rounds: (seconds, bytes, density[, changes])."""
+    return tuple(statistics.median(each) for each in zip(*found))
 
 
 def predict(driftless, figures, job, density, weights, fp8_changed=None):
@@ -256,6 +267,28 @@ def measure(driftless, run, job):
     return run_local(driftless, run, base, params, road, encoding)
 
 
+def run_jobs(driftless, work, run, jobs, run_bytes):
+    """{job: its rounds}, and the figures measured between the jobs."""
+    found, calibrations = {}, []
+
+    def calibrate():
+        processor = ask(driftless, "--measure", "--bytes", run_bytes, "--threads", 2)
+        calibrations.append(processor | file_rates(work))
+
+    for i, job in enumerate(jobs):
+        if i % JOBS_PER_CALIBRATION == 0:
+            calibrate()
+        try:
+            found.setdefault(job, []).append(measure(driftless, run, job))
+        except two_hosts.Failed as failure:
+            print(f"left out: {job}: {failure}", file=sys.stderr)
+    calibrate()
+    for name in ("compare.host", "quantize", "encode.compact", "hash"):
+        values = sorted(line[name] for line in calibrations)
+        print(f"{name}: {values[0]:.3g} to {values[-1]:.3g}, {len(values)} times", file=sys.stderr)
+    return found, medians(calibrations)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("driftless", type=pathlib.Path)
@@ -264,6 +297,9 @@ def main():
     parser.add_argument("--links", nargs="+", choices=LINKS, default=["100mbit", "1gbit", "local"])
     parser.add_argument("--encodings", nargs="+", help="only these")
     parser.add_argument("--roads", nargs="+", choices=ROADS, default=ROADS)
+    parser.add_argument("--rounds", type=int, default=1, help="how often each job runs (%(default)s)")
+    parser.add_argument("--slack-ms", type=int, default=SLACK_MS,
+                        help="between versions; less is enough on an idle machine (%(default)s)")
     parser.add_argument("--precisions", nargs="+", choices=["bf16", "fp8"], default=["bf16", "fp8"])
     arguments = parser.parse_args()
     driftless, work = arguments.driftless.resolve(), arguments.work.resolve()
@@ -271,25 +307,19 @@ def main():
     if two_hosts.why_not() is not None:
         print(f"without slow links: {two_hosts.why_not()}", file=sys.stderr)
         arguments.links = ["local"]
-    two_hosts.interval_ms = with_slack(two_hosts.interval_ms)
+    two_hosts.interval_ms = with_slack(two_hosts.interval_ms, arguments.slack_ms)
     rows = []
     for params in arguments.params:
         run = two_hosts.make_run(driftless, work, params)
         weights = sum(path.stat().st_size for path in (run / "step_000000").glob("*.safetensors")) // 2
-        size = ["--measure", "--bytes", 2 * weights, "--threads", 2]
-        before, found = ask(driftless, *size), []
-        for job in jobs_of(params, arguments):
-            try:
-                found.append((job, measure(driftless, run, job)))
-            except two_hosts.Failed as failure:
-                print(f"left out: {job}: {failure}", file=sys.stderr)
-        figures = mean_figures(before, ask(driftless, *size))
-        figures.update(file_rates(work))
+        jobs = list(jobs_of(params, arguments)) * arguments.rounds
+        found, figures = run_jobs(driftless, work, run, jobs, 2 * weights)
         path = work / "figures.json"
         path.write_text(json.dumps(figures), encoding="utf-8")
         print(json.dumps(figures), file=sys.stderr)
         plain, changes = changes_of(driftless, run)
-        for job, (seconds, wire, density, *changed) in found:
+        for job, rounds in found.items():
+            seconds, wire, density, *changed = median_job(rounds)
             share = None
             if job[-1] == "fp8":
                 density = plain

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What publishing and committing cost, as ratios of one run:
+// Measures publishing and committing, as ratios of times from one run:
 //
-//   publish_bench [GIGABYTES] [THREADS] [REPEATS] [loopback|files|commit]
+//     publish_bench [GIGABYTES] [THREADS] [REPEATS] [loopback|files|commit]
 //
-// publish over loopback / the diff alone; publish into files / plain writes and fsync of the same
-// bytes; commit of the same number of changes into a tenth of the weights / into all of them; and
-// the publisher's peak memory beyond its snapshot. Medians; the first versions of a process, which
-// touch new memory, apart. Files go to TMPDIR.
+// - loopback: publishing over the road loopback / the diff alone; also the publisher's peak memory
+//   beyond its snapshot
+// - files: plain writes and fsync / publishing the same bytes into files
+// - commit: committing into all weights / committing as many changes into a tenth of the weights
+//
+// Prints medians. The first versions of a process touch new memory, and are printed separately.
+// Files go to TMPDIR.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -55,7 +58,7 @@ double least(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
 }
 
-// Anonymous memory now, in MiB.
+// The current anonymous memory, in MiB.
 double anonymous_mb() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -66,14 +69,15 @@ double anonymous_mb() {
   return resident / 1024;
 }
 
-// Of all threads of this process, so that others on the machine count less.
+// The processor time of all threads of this process: other processes affect it less than elapsed
+// time.
 double processor_ms() {
   timespec now{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
 }
 
-// The most anonymous memory between construction and the end, looked at every millisecond.
+// Records the peak of anonymous memory during its life, by a look every millisecond.
 class MemoryWatch {
  public:
   MemoryWatch()
@@ -150,7 +154,7 @@ double diff_alone_ms(Arrays& before, Arrays& after, unsigned threads) {
   return watch.lap_ms();
 }
 
-// Until the ring of the road has turned.
+// After these versions the road's ring reuses its memory.
 constexpr unsigned kFirstVersions = 3;
 
 void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
@@ -158,13 +162,13 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
   Arrays weights(bytes, 1);
   const std::uint64_t changes = weights.units() / 100;
   LoopbackOptions road_options;
-  road_options.ring_versions = 2;  // so that it turns within the run
+  road_options.ring_versions = 2;  // few, so that they are reused during the run
   LoopbackHub hub(road_options, 1);
   SoloGroup group;
   const auto road = hub.sender(0);
   PublisherOptions options;
   options.threads = threads;
-  const double own = anonymous_mb();
+  const double anonymous = anonymous_mb();
   const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
   std::vector<double> publish, diff, process, publish_cores, diff_cores;
   for (unsigned i = 0; i < kFirstVersions + repeats; ++i) {
@@ -200,8 +204,9 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
   std::printf(
       "publisher's peak memory         %8.0f MiB: snapshot %.0f MiB and %.0f MiB, of them %u "
       "versions on the road (3 buckets of 64 MiB and 95 MiB at most)\n",
-      memory.most_mb() - own, static_cast<double>(bytes) / 1048576,
-      memory.most_mb() - own - static_cast<double>(bytes) / 1048576, road_options.ring_versions);
+      memory.most_mb() - anonymous, static_cast<double>(bytes) / 1048576,
+      memory.most_mb() - anonymous - static_cast<double>(bytes) / 1048576,
+      road_options.ring_versions);
 }
 
 double plain_files_ms(const std::string& directory, const std::vector<std::uint64_t>& sizes) {
@@ -225,7 +230,7 @@ double plain_files_ms(const std::string& directory, const std::vector<std::uint6
   return ms;
 }
 
-// The road alone: parts that are there already, written as a publication.
+// Measures the road alone: publishes parts that are in memory already.
 void bench_files(unsigned repeats) {
   const auto directory = take(TemporaryDirectory::create());
   SharedFsOptions options;
@@ -254,7 +259,7 @@ void bench_files(unsigned repeats) {
               median(plain) / median(published));
 }
 
-// Into memory of the target's own, on large pages where the system has them, or into the caller's.
+// The target's memory (on large pages, if the system has them), or the caller's.
 enum class Memory { kOwned, kCallers };
 
 double commit_ms(Memory memory, std::uint64_t bytes, std::uint64_t changes, unsigned threads,
@@ -266,7 +271,7 @@ double commit_ms(Memory memory, std::uint64_t bytes, std::uint64_t changes, unsi
   const auto road = hub.sender(0);
   PublisherOptions options;
   options.threads = threads;
-  options.first_anchor = true;  // what the target starts from
+  options.first_anchor = true;  // the target starts from it
   const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
   std::vector<std::byte*> data;
   for (auto& tensor : held.data()) data.push_back(reinterpret_cast<std::byte*>(tensor.data()));

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpirun -n 2..9 rma_bench: how fast the mpi_rma road delivers frames, beside a raw MPI_Get of the
-// same bytes out of the same window; and what a publication costs its publisher while 1, 2, 4, 8
-// receivers poll. Medians. Not a test: it prints, and always ends well.
+// mpirun -n 2..9 rma_bench
+//
+// Measures how fast the road mpi_rma delivers frames, relative to a raw MPI_Get of the same bytes
+// from the same window. Also measures the publisher's time for a publication while 1, 2, 4, 8
+// receivers poll. Prints medians. It is no test: its exit code is 0 whatever it measures.
 #include <mpi.h>
 #include <time.h>
 
@@ -39,7 +41,7 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
 }
 
-// Sleeps while it waits, unlike MPI_Barrier: idle processes must not take the cores.
+// A barrier that sleeps while it waits, unlike MPI_Barrier: idle processes must not take the cores.
 void meet() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -60,7 +62,7 @@ Status publish_frame(SendRoad& road, const std::vector<std::byte>& frame, std::u
   return road.seal(pack(receipts), soon());
 }
 
-// `checked`: with the hash that a receiver takes of what it fetched.
+// `checked`: also hashes the fetched bytes, as a receiver does.
 Status deliver(ReceiveRoad& road, PartReceipt& part, std::uint64_t version, bool checked) {
   DRIFTLESS_ASSIGN_OR_RETURN(const auto ids, road.list(soon()));
   if (ids.empty()) return error(StatusCode::kNotFound, "nothing is listed");
@@ -129,7 +131,7 @@ Status run(mpi_rma::Medium& medium) {
   const std::vector<std::byte> frame = content(step(1), 0, 0, publishes ? kFrameBytes : 0);
   std::unique_ptr<SendRoad> sender;
   std::unique_ptr<ReceiveRoad> receiver;
-  // As MpiRmaWorld has it; both ways of getting the bytes are served by it.
+  // The same thread as in MpiRmaWorld. It serves the road's gets and the raw ones.
   std::optional<mpi_rma::ProgressThread> progress;
   if (publishes && medium.threads() && !medium.one_node()) progress.emplace(medium.quiet());
   if (publishes) {
@@ -142,7 +144,7 @@ Status run(mpi_rma::Medium& medium) {
   if (medium.rank() == 1) DRIFTLESS_RETURN_IF_ERROR(compare(medium, *receiver));
   meet();
   std::uint64_t version = 1;
-  // The ring is touched once around before it is measured.
+  // Fill the ring once before measuring, so that all of its memory was touched.
   for (int i = 0; publishes && i < 8; ++i) {
     DRIFTLESS_RETURN_IF_ERROR(publish_frame(*sender, frame, ++version));
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to read all weights and compare them with what they should be:
+// Measures MappedTarget::sweep(), which reads all weights and compares their digest:
 //
-//   sweep_bench [GIGABYTES] [THREADS] [REPEATS]
+//     sweep_bench [GIGABYTES] [THREADS] [REPEATS]
 //
-// MappedTarget::sweep() of weights in host memory that lie there in several ways, in GB/s of what
-// is held, and as a ratio to reading as many bytes once with as many threads. Medians.
+// The weights are in host memory, in several layouts. Prints medians: GB of held weights per
+// second, and the ratio to only reading as many bytes with as many threads.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Run {
 };
 
 struct Times {
-  double wall_ms = 0, busy_ms = 0;  // of the processor, by thread
+  double wall_ms = 0, busy_ms = 0;  // busy_ms: processor time per thread
 };
 
 double processor_ms() {
@@ -72,7 +72,7 @@ void print(const char* name, const Times& times, double bytes, const Times& floo
               bytes / times.busy_ms / 1e6, times.busy_ms / floor.busy_ms);
 }
 
-// Everything once; the sum keeps the compiler from leaving it out.
+// Reads everything once; the sum keeps the compiler from removing the reads.
 Times read_once(const Run& run, const std::byte* bytes) {
   constexpr std::uint64_t kStretch = std::uint64_t{4} << 20;
   std::vector<std::uint64_t> sums(run.threads);
@@ -138,7 +138,7 @@ void sweep(const Run& run, const char* name, Kind kind, std::byte* bytes, const 
 void measure(const Run& run) {
   std::vector<std::byte> bytes(run.bytes);
   auto* const words = reinterpret_cast<std::uint32_t*>(bytes.data());
-  // Values that a widened bfloat16 has.
+  // Fill in float32 values that a bfloat16 can have.
   for (std::uint64_t i = 0; i < run.bytes / 4; ++i) {
     words[i] = static_cast<std::uint32_t>(i * 2654435761U) << 16;
   }

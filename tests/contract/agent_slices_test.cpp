@@ -25,7 +25,8 @@ Weights matrices(std::uint64_t seed) {
   return weights;
 }
 
-// A rank of two: rows of the tensors, as they lie in an engine; or all of the last tensor alone.
+// Rank `rank` of two holds rows of the tensors, in parameters as an engine has them; the last
+// tensor is whole.
 struct SlicedWorker {
   SlicedWorker(const HostShmOptions& shm, const Weights& base, std::uint32_t rank,
                bool last = false)
@@ -99,7 +100,7 @@ class AgentSlicesTest : public ::testing::Test {
                           ->fetch_manifest({version, PublicationKind::kVersion}, in_time());
     return parse_manifest(*text, "manifest")->encoding;
   }
-  // Shares of the ranks add up to the trainer's tensors.
+  // The shares of all ranks add up to the trainer's tensors.
   void expect_holds(std::uint64_t version) {
     std::map<std::uint32_t, Digest> sums;
     for (const auto& worker : workers_) {
@@ -132,7 +133,7 @@ TEST_F(AgentSlicesTest, WorkersWithSlicesFollow) {
   for (std::uint64_t version = 1; version <= 4; ++version) {
     send(*trainer_, step(version));
     EXPECT_TRUE(relay_one().update.notes.empty());
-    if (version == 2) continue;  // the next one is folded with it
+    if (version == 2) continue;  // folded with the next version
     for (const auto& worker : workers_) {
       const Status followed = worker->follow();
       ASSERT_TRUE(followed.ok()) << followed.to_string();
@@ -157,7 +158,7 @@ TEST_F(AgentSlicesTest, AWorkerThatIsStartedAgainFollowsFromTheBase) {
   expect_holds(2);
 }
 
-// They hold the old values of all that they need, and only that is fetched.
+// The workers hold the old values of everything that they need, and the agent fetches only that.
 TEST_F(AgentSlicesTest, WorkersWithWholeTensorsTakeCompact) {
   for (const std::uint32_t rank : {0U, 1U}) {
     workers_.push_back(std::make_unique<SlicedWorker>(shm_, run_.weights[0], rank, true));
@@ -174,7 +175,7 @@ TEST_F(AgentSlicesTest, WorkersWithWholeTensorsTakeCompact) {
   }
 }
 
-// A trainer without a snapshot: a tensor goes out whole, or was captured and never written.
+// A publisher without a snapshot sends a tensor whole, or the changes that capture() recorded.
 TEST(AgentOfALivePublisher, WorkersWithSlicesTakeWholeTensors) {
   for (const Encoding encoding : {Encoding::kDeltas, Encoding::kDeltasZstd}) {
     const Weights base = matrices(1);

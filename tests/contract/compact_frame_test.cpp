@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of `compact`: what kernels code and formats stores, together. The bytes of
-// tests/golden/frame_compact.bin are the format, as those of golden_test.cpp are.
+// Frames of `compact`: kernels code them, and formats store them. tests/golden/frame_compact.bin
+// fixes the bytes, as the files of golden_test.cpp do for other formats.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -97,8 +97,8 @@ Digest change_digest_of(const CompactCase& input, const CompactCase::Block& bloc
                                       changes.values.data());
 }
 
-// Every flip of a bit is found: by a hash, or, if the hashes are made right again, by the checks
-// behind them, by a tile that does not decode, or by the digest of the change.
+// Every flipped bit is found: by a hash or, after all hashes were recomputed, by the checks of the
+// fields, by a tile that does not decode, or by the digest of the change.
 TEST(CompactFrame, DamageIsFound) {
   const CompactCase input;
   const Bytes good = input.frame();
@@ -147,7 +147,7 @@ TEST(CompactFrame, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(out.empty());
 }
 
-// An index of such tiles is read as it was written, and so is none that differs in a bit.
+// Reads back an index of these tiles as it was written, and refuses the index with any bit flipped.
 void expect_one_way(const CompactFields& fields, const CompactIndex& index, std::uint64_t units) {
   std::uint64_t changes = 0, size = 0;
   for (const CompactTile& tile : index.tiles) {
@@ -180,12 +180,12 @@ TEST(CompactIndex, IsWrittenInOneWay) {
                  3 * std::uint64_t{kCompactTileUnits});
   expect_one_way(*compact_fields(DType::kF8E4M3), {{{5, 7}}, {{3, 9}, {0, 0}, {65536, 70000}}},
                  3 * std::uint64_t{kCompactByteTileUnits});
-  // The least number of changes has 16 bits.
+  // The least number of changes is stored in 16 bits.
   expect_one_way(*compact_fields(DType::kF8E4M3), {{{5, 7}}, {{65536, 70001}, {65536, 70000}}},
                  2 * std::uint64_t{kCompactByteTileUnits});
 }
 
-// Nothing is set aside for changes that the stream cannot have.
+// A reader allocates nothing for changes that the stream cannot hold.
 TEST(CompactIndex, HasNoMoreChangesThanBits) {
   const CompactFields fields = *compact_fields(DType::kBF16);
   for (const std::uint32_t size : {5U, 2047U, 2048U}) {
@@ -231,7 +231,7 @@ TEST(CompactFrame, OfBytesInTheTilesOfAnEarlierReleaseIsRefusedByName) {
     if (flags != 1) continue;
     EXPECT_NE(read.status().to_string().find("tiles of 16384"), std::string::npos);
   }
-  // Of two bytes there is one size of tile.
+  // Types of two bytes have one size of tile only.
   const CompactCase plain;
   Bytes words = plain.frame();
   const std::size_t first = words.size() - 16 - testing::get<std::uint64_t>(words, 24);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Versions in `compact` that are not what they should be, or meet weights that are not: a target
-// ends with the version's exact weights, or says no and keeps what it had.
+// Damaged versions of `compact`, and good ones on other weights than their base: the target ends
+// with the version's exact weights, or refuses and keeps its weights.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -19,8 +19,8 @@ std::vector<FetchedVersion> chain_of(const Publication& step) {
   return chain;
 }
 
-// A unit that changes and has another value than the publisher's, of the same exponent: it decodes,
-// and adds to the digest what the right one adds.
+// A changed unit of the target has another value than the publisher's, with the same exponent. The
+// version decodes, and the change of the digest is the right one.
 TEST(CompactProof, AWrongUnitThatChangesIsFoundInACheckpoint) {
   PublishedRun run{random_weights(3)};
   run.weights.push_back(stepped_weights(run.weights[0], 1));
@@ -52,7 +52,7 @@ TEST(CompactProof, AWrongUnitThatChangesIsFoundInACheckpoint) {
   EXPECT_TRUE(holds(dir.path(), wrong));
 }
 
-// Folded: what is coded is decoded with what the versions before it changed.
+// Folding: a later version is decoded with the values that the earlier ones changed.
 TEST(CompactProof, MixedVersionsAreFoldedIntoACheckpointAndIntoMemory) {
   PublishedRun run{random_weights(7)};
   std::vector<FetchedVersion> chain;
@@ -76,7 +76,7 @@ TEST(CompactProof, MixedVersionsAreFoldedIntoACheckpointAndIntoMemory) {
   EXPECT_TRUE(same(held, run.weights[5]));
 }
 
-// Bytes of a frame are changed, and all hashes made right again.
+// Changes bytes of a frame, and recomputes all hashes.
 class HostileFrames {
  public:
   explicit HostileFrames(const Publication& good) : good_(good) {}
@@ -97,7 +97,7 @@ class HostileFrames {
   void change(std::vector<std::byte>& frame) {
     constexpr std::uint64_t kNumbers[] = {
         0, 1, 2, 255, 256, 0xffff, 0x10000, 0xffffffff, std::uint64_t{1} << 63, ~std::uint64_t{0}};
-    // The header, an index or a row as often as the tiles, which are longer.
+    // Chooses the header, an index or a row as often as the tiles, which are longer.
     const std::uint64_t table = frame.size() - 16 - get<std::uint64_t>(good_frame_, 24);
     const std::uint64_t from = random_() % 4 == 0 ? 0 : random_() % 2 == 0 ? 128 : table;
     const std::uint64_t near = from + random_() % std::min<std::uint64_t>(frame.size() - from, 256);
@@ -112,7 +112,7 @@ class HostileFrames {
   }
 
   const Publication& good_;
-  std::vector<std::byte> good_frame_;  // that is being changed
+  std::vector<std::byte> good_frame_;  // to be changed
   std::mt19937_64 random_{5};
 };
 
@@ -133,7 +133,7 @@ TEST_F(HostileCompact, MemoryHoldsOneVersionOrTheOther) {
     Weights held = run_.weights[0];
     auto target = make_memory_target(run_.layout, pointers(held), VersionId{}, 1);
     ASSERT_TRUE(target.ok());
-    (*target)->set_proof({false, 0});  // nothing but the version's own proof
+    (*target)->set_proof({false, 0});  // only the version's own proof
     std::vector<FetchedVersion> chain = chain_of(frames.next());
     chain[0].ahead = (*target)->begin_stage(chain[0].manifest, chain[0].manifest);
     for (const MappedFile& part : chain[0].parts) chain[0].ahead->add(part);
@@ -145,7 +145,7 @@ TEST_F(HostileCompact, MemoryHoldsOneVersionOrTheOther) {
   EXPECT_LT(taken, 300U) << "that change nothing";
 }
 
-// Two ranks, each with half of the columns: blocks, as the publication has them.
+// Two ranks, each with half of the columns, which are blocks in the publication.
 TEST(HostileCompactSlices, HoldOneVersionOrTheOther) {
   std::mt19937_64 random(6);
   Weights base{{"a", random_tensor(DType::kF32, {64, 32}, random)},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receivers that hold slices, or some of the tensors, fetch what they need of a version.
+// Receivers that hold slices, or only some of the tensors, fetch only what they need of a version.
 #include <gtest/gtest.h>
 
 #include "collectives/forwarding_receive_road.h"
@@ -28,8 +28,8 @@ Weights parallel_weights(std::uint64_t seed) {
 }
 std::size_t cut_dim(const std::string& name) { return name.ends_with("up") ? 0 : 1; }
 
-// Serves frames that are good by themselves, and are not those that the manifest is of: of a
-// publication of the same number that was aborted, say.
+// Serves frames that are valid but are not those of the manifest, for example frames of an aborted
+// publication of the same number.
 class StaleRoad final : public ForwardingReceiveRoad {
  public:
   explicit StaleRoad(std::unique_ptr<ReceiveRoad> road) : ForwardingReceiveRoad(std::move(road)) {}
@@ -51,7 +51,7 @@ class StaleRoad final : public ForwardingReceiveRoad {
   }
 };
 
-// Rank `rank` of 4, with its slices as they are in an engine.
+// Rank `rank` of 4, with its slices in parameters as an engine has them.
 class SlicedRollout {
  public:
   SlicedRollout(LoopbackHub& hub, const Weights& base, std::uint32_t rank)
@@ -96,7 +96,7 @@ class SlicedRollout {
   std::unique_ptr<Receiver> receiver_;
 };
 
-// Shares of all ranks add up to the trainer's tensors.
+// The shares of all ranks add up to the trainer's tensors.
 void expect_adds_up(const std::vector<std::unique_ptr<SlicedRollout>>& ranks,
                     const Weights& weights) {
   std::map<std::uint32_t, Digest> sums;
@@ -133,8 +133,8 @@ INSTANTIATE_TEST_SUITE_P(Encodings, FetchByNeed,
                            return std::string(driftless::info(test.param).name);
                          });
 
-// Steps, folded ones, and a full version: every rank ends with its slices, which together are the
-// trainer's weights, and has fetched little more than a quarter.
+// After steps, folded steps and a full version, every rank holds its slices, which add up to the
+// trainer's weights, and has fetched little more than a quarter of the bytes.
 TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
   Trainer trainer(hub_, 1, options(true), base_);
   expect_ok(trainer.opened());
@@ -152,7 +152,7 @@ TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
     for (const auto& rank : ranks) {
       const UpdateReport report = rank->follow();
       const std::uint64_t version =
-          trainer.report().wire_bytes * (step == 2 ? 3 : 1);  // steps are of a size
+          trainer.report().wire_bytes * (step == 2 ? 3 : 1);  // all steps have about the same size
       EXPECT_LE(report.wire_bytes, version / 4 * 11 / 10 + (64 << 10)) << step;
       EXPECT_LE(report.needed_bytes, version / 4 * 11 / 10) << step;
       EXPECT_GT(report.needed_bytes, version / 5) << step;
@@ -162,7 +162,8 @@ TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
   }
 }
 
-// Nobody has to say how to cut: receivers tell what they hold. Two publisher ranks cut alike.
+// Nobody configures the cuts: the publishers derive them from the slices that receivers report. Two
+// publisher ranks make the same cuts.
 TEST_P(FetchByNeed, TensorsAreCutAsReceiversAnnounceTheirSlices) {
   LoopbackHub hub({}, 2);
   Trainer trainer(hub, 2, options(false), base_);
@@ -183,14 +184,14 @@ TEST_P(FetchByNeed, TensorsAreCutAsReceiversAnnounceTheirSlices) {
     }
     expect_adds_up(ranks, weights);
   }
-  // Who wants whole tensors gets them all the same.
+  // A receiver that wants whole tensors still gets them.
   Rollout late(hub, std::nullopt);
   expect_ok(trainer.each([&](unsigned rank) { return trainer.rank(rank).publish_anchor(); }));
   EXPECT_EQ(late.follow().to_string(), "ok");
   EXPECT_TRUE(late.holds(weights));
 }
 
-// What is not cut is fetched whole, and used all the same.
+// A tensor without cuts is fetched whole, and then used.
 TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
   PublisherOptions whole = options(false);
   whole.cut_for_receivers = false;
@@ -204,8 +205,8 @@ TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
   EXPECT_TRUE(rollout.target().sweep().ok());
 }
 
-// Versions that were published before anybody told of slices: what cannot be decoded with a part of
-// a block is left, and a full version taken.
+// Versions that were published before any receiver reported slices: a receiver skips those that it
+// cannot decode with part of a block, and takes a full version.
 TEST_P(FetchByNeed, WhoComesLateIsBroughtBackByAFullVersion) {
   Trainer trainer(hub_, 1, options(false), base_);
   expect_ok(trainer.opened());
@@ -230,7 +231,7 @@ TEST_P(FetchByNeed, WhoComesLateIsBroughtBackByAFullVersion) {
   EXPECT_TRUE(rollout.target().sweep().ok());
 }
 
-// The manifest binds every byte that is used, also of a frame that is fetched in ranges.
+// The manifest proves every byte that is used, also in a frame that is fetched in ranges.
 TEST_P(FetchByNeed, FramesOfAnotherPublicationAreRefused) {
   if (GetParam() == Encoding::kDeltasZstd) GTEST_SKIP() << "a flipped byte is no zstd frame";
   Trainer trainer(hub_, 1, options(true), base_);
@@ -244,7 +245,7 @@ TEST_P(FetchByNeed, FramesOfAnotherPublicationAreRefused) {
       << staged.status().to_string();
 }
 
-// A rank that holds some tensors fetches these.
+// A rank that holds only some tensors fetches only these.
 TEST_P(FetchByNeed, TensorsOfOthersAreNotFetched) {
   Trainer trainer(hub_, 1, options(false), base_);
   expect_ok(trainer.opened());

@@ -25,9 +25,9 @@ TEST_P(GroupContractTest, GathersAndBroadcasts) {
           }
         }
         const std::string word = concat("word ", epoch, " ", round);
-        DRIFTLESS_ASSIGN_OR_RETURN(const auto heard,
+        DRIFTLESS_ASSIGN_OR_RETURN(const auto received,
                                    group.broadcast(rank == 0 ? word : "", soon()));
-        if (heard != word) return error(StatusCode::kInternal, "heard ", heard);
+        if (received != word) return error(StatusCode::kInternal, "heard ", received);
       }
     }
     return {};
@@ -36,22 +36,23 @@ TEST_P(GroupContractTest, GathersAndBroadcasts) {
 
 TEST_P(GroupContractTest, ADeadlineNamesTheSilentRanks) {
   MAKE_WORLD(world, {.ranks = 4});
-  const Status told = on_all_ranks(world, [&](unsigned rank) -> Status {
+  const Status status = on_all_ranks(world, [&](unsigned rank) -> Status {
     world.group(rank).begin_epoch(1);
     if (rank == 1 || rank == 3) return {};
     return world.group(rank).gather("here", in_ms(200)).status();
   });
-  ASSERT_EQ(told.code(), StatusCode::kDeadlineExceeded) << told.to_string();
-  EXPECT_NE(told.message().find('1'), std::string::npos) << told.to_string();
-  EXPECT_NE(told.message().find('3'), std::string::npos) << told.to_string();
-  const auto heard = world.group(2).broadcast("", in_ms(50));
-  ASSERT_EQ(heard.status().code(), StatusCode::kDeadlineExceeded);
-  EXPECT_NE(heard.status().message().find("rank 0"), std::string::npos);
+  ASSERT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status.to_string();
+  EXPECT_NE(status.message().find('1'), std::string::npos) << status.to_string();
+  EXPECT_NE(status.message().find('3'), std::string::npos) << status.to_string();
+  const auto received = world.group(2).broadcast("", in_ms(50));
+  ASSERT_EQ(received.status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(received.status().message().find("rank 0"), std::string::npos);
 }
 
 TEST_P(GroupContractTest, ANewEpochForgetsTheOldAndKeepsWhatIsAhead) {
   MAKE_WORLD(world, {.ranks = 3});
-  // Rank 2 fails in epoch 1, whose gather rank 1 has joined already; rank 1 is ahead in epoch 2.
+  // Rank 2 fails in epoch 1, after rank 1 has sent its message of epoch 1; rank 1 is ahead, in
+  // epoch 2.
   for (unsigned rank = 0; rank < 3; ++rank) world.group(rank).begin_epoch(1);
   ASSERT_OK(world.group(1).gather("old", soon()));
   EXPECT_EQ(world.group(0).gather("leader", in_ms(50)).status().code(),
@@ -65,14 +66,14 @@ TEST_P(GroupContractTest, ANewEpochForgetsTheOldAndKeepsWhatIsAhead) {
   const auto all = world.group(0).gather("leader", soon());
   ASSERT_OK(all);
   EXPECT_EQ(*all, (std::vector<std::string>{"leader", "new of 1", "new of 2"}));
-  // A broadcast of an epoch that a rank has left does not reach it.
+  // A rank does not receive a broadcast of an epoch that it has left.
   ASSERT_OK(world.group(0).broadcast("of epoch 2", soon()));
   world.group(1).begin_epoch(3);
   world.group(0).begin_epoch(3);
   ASSERT_OK(world.group(0).broadcast("of epoch 3", soon()));
-  const auto heard = world.group(1).broadcast("", soon());
-  ASSERT_OK(heard);
-  EXPECT_EQ(*heard, "of epoch 3");
+  const auto received = world.group(1).broadcast("", soon());
+  ASSERT_OK(received);
+  EXPECT_EQ(*received, "of epoch 3");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `compact`: every implementation makes the same streams of a tile, reads them back exactly, and
-// says so if it cannot.
+// reports tiles that it cannot code.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF8E
 
 using Bytes = std::vector<std::byte>;
 
-// A tile before and after, and a table that has all of its changes.
+// A tile before and after its changes, and a table that codes all of them.
 struct Tile {
   CompactFields fields;
   std::uint32_t units = 0;
@@ -63,7 +63,8 @@ Tile random_tile(DType dtype, std::uint32_t units, Pattern pattern, std::uint64_
   return {dtype, before, after};
 }
 
-// As weights are: few exponents, and steps to the next value, or a few further.
+// Units like those of real weights: few exponents, and steps to the next value or a few values
+// further.
 Tile weights_tile(DType dtype, std::uint32_t units, std::uint64_t seed) {
   Random random(seed);
   const CompactFields fields = *compact_fields(dtype);
@@ -105,13 +106,13 @@ class CompactKernels : public ::testing::TestWithParam<HostKernels> {
     EXPECT_LE(size, stream.size());
     return {stream.data(), stream.data() + std::min<std::size_t>(size, stream.size())};
   }
-  // What comes of decoding, as a tile with the same table; nothing if it is refused.
+  // Decodes a stream into a tile with the same table; nothing if the decoder refuses it.
   static std::optional<Tile> decode(const HostKernels& kernels, const Tile& tile,
                                     const Bytes& before, const Bytes& stream, std::uint32_t count) {
     const unsigned width = tile.fields.unit_bytes;
     GuardedBytes offsets(std::size_t{count} * 4);
     GuardedBytes values(std::size_t{count} * width, 1), old_values(std::size_t{count} * width, 3);
-    // Exactly as long as the stream: reading past its end is seen by sanitizers.
+    // Exactly as long as the stream, so that a sanitizer finds a read past its end.
     const auto exact = std::make_unique<std::byte[]>(stream.size());
     std::copy(stream.begin(), stream.end(), exact.get());
     const bool good = kernels.compact_decode(
@@ -130,8 +131,8 @@ class CompactKernels : public ::testing::TestWithParam<HostKernels> {
   static bool same(const Tile& a, const Tile& b) {
     return a.offsets == b.offsets && a.values == b.values && a.old_values == b.old_values;
   }
-  // Bytes that no encoder made of the tile: refused, or what one makes of other changes. Then the
-  // digest of the change tells.
+  // Bytes that no encoder makes of this tile. The decoder refuses them, or returns other changes,
+  // which the digest of the change reveals.
   static void expect_other(const HostKernels& kernels, const Tile& tile, const Bytes& before,
                            const Bytes& stream, std::uint32_t count) {
     const std::optional<Tile> found = decode(kernels, tile, before, stream, count);
@@ -195,14 +196,14 @@ TEST_P(CompactKernels, FromEveryBitPatternToEveryKindOfOther) {
 }
 
 TEST_P(CompactKernels, GapsOfManyTurnsAreCoded) {
-  // Units that nearly always change, and do not: escapes, up to the end of the axis. That of a full
-  // tile of bytes is nearly 2^32.
+  // Units that nearly always change, and do not change here, need escapes up to the end of the
+  // axis. The axis of a full tile of bytes is nearly 2^32 long.
   for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
     Tile tile = random_tile(dtype, compact_fields(dtype)->tile_units(), Pattern::kLast, 5);
     for (std::uint16_t& hazard : tile.table.hazards) hazard = kMaxCompactHazard;
     ASSERT_GT(tile.count(), 0U);
     expect_good(tile);
-    // One turn more than the axis has, and streams that pass turns for ever.
+    // A gap of one turn more than the axis has, and streams of endless turns.
     Bytes stream = encode(reference(), tile);
     EXPECT_FALSE(decode(kernels(), tile, tile.before, stream, tile.count() + 1));
     std::fill(stream.begin(), stream.end(), std::byte{0xff});
@@ -262,7 +263,7 @@ TEST_P(CompactKernels, NoiseEndsAndIsWithinBounds) {
 }
 
 TEST_P(CompactKernels, AStepThatLeavesTheTypeIsRefused) {
-  // Coded from one value of a class, decoded from another, to which the step is too long.
+  // Coded from one value of a class and decoded from another, from which the step leaves the type.
   struct Case {
     std::uint16_t coded_from, coded_to, decoded_from;
   };
@@ -283,7 +284,7 @@ TEST_P(CompactKernels, OtherOldUnitsAreRefused) {
   const Bytes stream = encode(kernels(), tile);
   for (std::uint32_t at = 0; at < tile.offsets[tile.count() / 2]; at += 37) {
     Bytes other = tile.before;
-    other[2 * at + 1] ^= std::byte{0x04};  // another exponent: all behind it moves
+    other[2 * at + 1] ^= std::byte{0x04};  // another exponent shifts everything after it
     EXPECT_FALSE(decode(kernels(), tile, other, stream, tile.count())) << at;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// digest_strided sums what reference/ sums, on every implementation; and what maps that share a
-// tensor out hold adds up to the tensor's digest.
+// Every implementation of digest_strided gives the same sums as reference/; and the sums over maps
+// that divide a tensor add up to the tensor's digest.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace {
 
 using namespace driftless::testing;
 
-// Rows that end within blocks of the digest and words, columns longer and shorter than what is
-// summed where it lies, transposes, stacks, steps.
+// Rows that end inside words and inside blocks of the digest, columns below and above the length
+// that is summed in place, transposes, stacks, steps.
 std::vector<StridedCase> shares() {
   return {
       {"whole", 90 * 131, 90 * 131, {0, {90, 131}, {131, 1}}, {0, {90, 131}, {131, 1}}},
@@ -56,7 +56,7 @@ class DigestStrided : public ::testing::TestWithParam<HostKernels> {
     EXPECT_EQ(kernels().digest_strided(map, target.data(), width, cast, key_, begin, end),
               reference().digest_strided(map, target.data(), width, cast, key_, begin, end));
   }
-  // What the conversion makes of values; a few units stay as they are, which it makes of none.
+  // Stores converted values; a few units keep bits that no value converts to.
   static void widen_most(Random& random, ValueCast cast, GuardedBytes& target,
                          std::uint64_t units) {
     for (std::uint64_t i = 0; i < units; ++i) {
@@ -91,7 +91,7 @@ TEST_P(DigestStrided, UndoesConversionsAndCountsWhatTheyDoNotGive) {
             (StridedSum{Digest{}, 1}));
 }
 
-// A tensor shared out over ranks by columns and rows, one of them in another order and type.
+// A tensor that is divided among ranks by columns and rows, one of them in another order and type.
 TEST_P(DigestStrided, SharesAddUpToTheTensor) {
   const std::uint64_t rows = 37, columns = 515, cut = 201, top = 17;
   Random random(9);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The digest of every implementation is the one that core/digest.h defines, and has the properties
-// that the rest of the house relies on.
+// Every implementation computes the digest that core/digest.h defines, and has the properties on
+// which other code relies.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ TEST_P(KernelsDigest, PlaceAndTensorCount) {
   EXPECT_NE(kernels().digest(digest_tensor_key("model.norm.weight"), 0, bytes), digest);
 }
 
-// The digests before and after through whole sweeps, and through the change alone.
+// Computes both digests by whole sweeps, and their difference from the change alone.
 void expect_change_is_the_difference(const HostKernels& kernels, const HostKernels& reference,
                                      const DigestTensorKey& key, unsigned width,
                                      std::uint32_t units, Pattern pattern, std::uint64_t origin) {
@@ -141,7 +141,7 @@ TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
   }
 }
 
-// The largest steps there are, all of one sign, at every place of two blocks and beyond.
+// The largest possible steps, all of one sign, at every place of two blocks and beyond.
 TEST_P(KernelsDigest, ChangeDoesNotOverflowWhereAllBitsChange) {
   for (const unsigned width : kWidths) {
     const std::uint64_t units = 5 * kDigestBlockBytes / 2 / width;
@@ -158,7 +158,7 @@ TEST_P(KernelsDigest, ChangeDoesNotOverflowWhereAllBitsChange) {
   }
 }
 
-// More blocks than are summed at a time, a change in each.
+// More blocks than an implementation sums at a time, with a change in each.
 TEST_P(KernelsDigest, ChangeOfManyBlocksIsWhatReferenceSays) {
   for (const unsigned width : kWidths) {
     std::vector<std::uint32_t> offsets;

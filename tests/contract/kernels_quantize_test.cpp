@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every implementation of quantization does what reference/ does, bit for bit, and touches nothing
-// else.
+// Every implementation of quantization gives the same bits as reference/, and writes nothing else.
 #include <algorithm>
 #include <cstring>
 
@@ -37,7 +36,7 @@ TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryShapeAndAddress) {
   }
 }
 
-// Codes of 4 bits and scales of groups, of every shape and at every address.
+// INT4 codes and scales of groups, of every shape and at every address.
 TEST_P(Quantizers, MakeOfGroupsWhatReferenceMakes) {
   if (GetParam().groups == nullptr) GTEST_SKIP() << "INT4 is quantized by the processor alone";
   Random random(17);
@@ -64,7 +63,8 @@ TEST_P(Quantizers, MakeOfGroupsWhatReferenceMakes) {
   }
 }
 
-// A matrix cut anywhere: parts that agree on the largest magnitudes make what the whole makes.
+// Divides a matrix anywhere. Parts that share the largest magnitudes give the codes of the whole
+// matrix.
 TEST_P(Quantizers, MakeOfPartsWhatTheyMakeOfTheWhole) {
   Random random(11);
   for (int turn = 0; turn < 60; ++turn) {
@@ -85,18 +85,18 @@ TEST_P(Quantizers, MakeOfPartsWhatTheyMakeOfTheWhole) {
         for (const auto& [left, across] :
              {std::pair(std::uint64_t{0}, column), std::pair(column, columns - column)}) {
           const MatrixPart part{high, across, columns, top % 128, left % 128};
-          std::vector<std::uint16_t> own(part.blocks_high() * part.blocks_wide());
+          std::vector<std::uint16_t> maxima(part.blocks_high() * part.blocks_wide());
           const auto at = [&](std::size_t i) -> std::uint16_t& {
             return largest[(top / 128 + i / part.blocks_wide()) * wide + left / 128 +
                            i % part.blocks_wide()];
           };
-          for (std::size_t i = 0; i < own.size() && coded; ++i) own[i] = at(i);
+          for (std::size_t i = 0; i < maxima.size() && coded; ++i) maxima[i] = at(i);
           const std::uint64_t first = top * columns + left;
           ASSERT_TRUE(
-              quantize_part(GetParam(), rule, part, from + first * 2, 2, own.data(),
+              quantize_part(GetParam(), rule, part, from + first * 2, 2, maxima.data(),
                             coded ? reinterpret_cast<std::byte*>(codes.data() + first) : nullptr)
                   .ok());
-          for (std::size_t i = 0; i < own.size(); ++i) at(i) = std::max(at(i), own[i]);
+          for (std::size_t i = 0; i < maxima.size(); ++i) at(i) = std::max(at(i), maxima[i]);
         }
       }
     };
@@ -113,7 +113,8 @@ TEST_P(Quantizers, MakeOfPartsWhatTheyMakeOfTheWhole) {
   }
 }
 
-// Each of the 65536 beside a largest of its own or of others, denormal to infinite.
+// Each of the 65536 weights with its own magnitude as the block's largest, or with another one,
+// from denormal to infinite.
 TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryWeight) {
   std::vector<std::uint16_t> all(65536);
   for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
@@ -126,7 +127,7 @@ TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryWeight) {
     }
   }
   Random random(3);
-  for (int turn = 0; turn < 200; ++turn) {  // next to one largest
+  for (int turn = 0; turn < 200; ++turn) {  // with one largest magnitude
     std::vector<std::uint16_t> weights(128 * 128);
     const auto largest = static_cast<std::uint16_t>(random() % 0x7f81);
     for (std::uint16_t& weight : weights) {

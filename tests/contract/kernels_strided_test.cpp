@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// scatter_strided and gather_strided move what reference/ moves, on every implementation: slices of
-// rows and columns, transposes, stacks, steps, and conversions. And the map itself: what it
-// refuses, and that it says where a copy between the two views would put every unit.
+// scatter_strided and gather_strided give the same results as reference/ on every implementation:
+// slices of rows and columns, transposes, stacks, steps, and conversions. Also the map itself:
+// which views it refuses, and that it places every unit where a copy between the two views does.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace driftless::testing;
 
-// Views as loaders make them, of tensors with two and three dimensions.
+// Views of tensors with two and three dimensions, as loaders make them.
 std::vector<StridedCase> cases() {
   return {
       {"whole", 12 * 50, 12 * 50, {0, {12, 50}, {50, 1}}, {0, {12, 50}, {50, 1}}},
@@ -45,7 +45,7 @@ std::vector<StridedCase> cases() {
   };
 }
 
-// Every index of the views: (source unit, target unit).
+// For every index of the views: (source unit, target unit).
 std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs_of(const StridedCase& each) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs{
       {each.source.offset, each.target.offset}};
@@ -140,7 +140,7 @@ TEST(StridedMap, KnowsWhetherMapsCoverATensorAndWhetherTheyMeet) {
     EXPECT_TRUE(meet(left, wide, side));
     EXPECT_TRUE(meet(top, left, side));
   }
-  // Steps that have nothing in common: every third unit, and every second.
+  // Steps without a common factor: every third unit, and every second one.
   const StridedMap thirds = make({0, {10}, {3}}, {0, {10}, {3}});
   const StridedMap odd = make({1, {10}, {2}}, {1, {10}, {2}});
   const StridedMap later = make({1, {3}, {6}}, {1, {3}, {6}});
@@ -165,7 +165,7 @@ TEST(ValueCast, RoundsAsTheTypesDo) {
       ASSERT_EQ(bf16_of_f32(f32_of_bf16(half)), half);
     }
     if ((bits & 0x7fff) >= 0x7bff) continue;
-    // Halfway to the next number, and just beside.
+    // The value halfway to the next number, and the values just beside it.
     const std::uint32_t step = f32_of_f16(half + 1) - f32_of_f16(half);
     const std::uint32_t middle = f32_of_f16(half) + step / 2;
     if ((bits & 0x7fff) < 0x400) continue;  // between denormals floats are not evenly spaced
@@ -175,7 +175,7 @@ TEST(ValueCast, RoundsAsTheTypesDo) {
   }
 }
 
-// The value under `bits`, or nothing.
+// The value that converts to `bits`, or nothing.
 template <typename Cast>
 std::optional<std::uint16_t> under(std::uint32_t bits) {
   std::uint16_t value = 0;
@@ -210,7 +210,7 @@ std::vector<std::uint32_t> offsets_of(Random& random, std::uint64_t units, Patte
   return offsets;
 }
 
-// The same by both, from unit `begin` of the source on.
+// Both implementations give the same result, from unit `begin` of the source on.
 void expect_same(const HostKernels& kernels, const HostKernels& reference, const StridedCase& each,
                  unsigned width, ValueCast cast, Pattern pattern, std::uint64_t begin) {
   SCOPED_TRACE(::testing::Message() << each.name << ", width " << width << ", cast "
@@ -266,8 +266,8 @@ TEST_P(StridedKernels, ConvertAsReferenceConverts) {
   }
 }
 
-// A tensor of more than 2^32 units, of which a little is looked at: nothing is that large here but
-// the positions.
+// A tensor of more than 2^32 units, of which the test reads a few: only the positions are that
+// large.
 TEST_P(StridedKernels, PositionsPast32BitsAreExact) {
   const std::uint64_t rows = std::uint64_t{1} << 22, columns = 2048;
   const std::uint64_t first_row = rows - 8;

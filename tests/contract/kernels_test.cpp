@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every implementation of the host kernels does what reference/ does, bit for bit, and touches
-// nothing else.
+// Every implementation of the host kernels gives the same results as reference/, bit for bit, and
+// writes nothing else.
 #include "kernels/host_kernels.h"
 
 #include <gtest/gtest.h>
@@ -117,8 +117,8 @@ TEST_P(Kernels, DiffComparesBitsNotNumbers) {
   }
 }
 
-// What a weight of 2 bytes becomes: near it, so that it stays; ties, both ways; the ends of the
-// ranges of both types, denormals, infinities, and NaNs of any payload.
+// New values for a weight of 2 bytes: near it, so that it does not change; ties, both ways; the
+// ends of the ranges of both types; denormals; infinities; NaNs of any payload.
 std::uint32_t new_f32(Random& random, ValueCast cast, std::uint16_t old_bits) {
   constexpr std::uint32_t kEdges[] = {
       0,           0x80000000U, 1,           0x80000001U, 0x007fffffU, 0x7f7fffffU, 0x7f7f8000U,
@@ -174,7 +174,7 @@ TEST_P(Kernels, DiffCastFindsWhatReferenceFinds) {
   }
 }
 
-// As torch's copy_() does it: to nearest, ties to even, and a NaN is the quiet one.
+// Rounds as torch's copy_() does: to nearest, ties to even; a NaN becomes the quiet one.
 TEST_P(Kernels, DiffCastRoundsAsTorchDoes) {
   const auto converted = [&](std::uint32_t value, ValueCast cast) {
     const std::uint16_t before = 0x1234;
@@ -255,7 +255,7 @@ void expect_same_overwrite(const HostKernels& kernels, const HostKernels& refere
   SCOPED_TRACE(::testing::Message() << "width " << width << ", units " << units << ", pattern "
                                     << static_cast<int>(pattern));
   Random random(units * 3 + width);
-  // Bits above the unit's are to be ignored.
+  // An implementation must ignore bits above the unit's width.
   const std::uint64_t sentinel = 0xfedcba987654ffc1ULL;
   GuardedBytes source(std::size_t{units} * width, shift);
   GuardedBytes target(source.size(), shift * 3 % 16), expected(source.size());

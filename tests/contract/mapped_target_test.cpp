@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A module's parameters follow a run, wherever they lie: transposed, cut into columns, fused,
-// converted, twice; all or nothing, and back.
+// A module's parameters follow a run wherever they lie: transposed, cut into columns, fused,
+// converted, stored twice. Each commit writes all of them or none, and can be undone.
 #include "plugin/targets/mapped_target.h"
 
 #include <gtest/gtest.h>
@@ -20,36 +20,36 @@ struct Parameter {
   std::size_t bytes = 0;
 };
 
-// Notes what it is asked to do.
+// Records its calls.
 class NotingWriter final : public ExternalWriter {
  public:
   Status check(bool /*paused*/) override { return {}; }
   Status stage(std::shared_ptr<const TensorChanges> given) override {
     changes = std::move(given);
-    said += "stage ";
+    calls += "stage ";
     return {};
   }
   Status commit() override {
-    said += "commit ";
+    calls += "commit ";
     return fail ? error(StatusCode::kInternal, "the loader breaks") : Status();
   }
   Status undo() override {
-    said += "undo ";
+    calls += "undo ";
     return undo_fails ? error(StatusCode::kInternal, "and the way back") : Status();
   }
   void drop() override {
-    said += "drop ";
+    calls += "drop ";
     changes.reset();
   }
   Status written() override {
-    said += "written ";
+    calls += "written ";
     return breaks-- > 0 ? error(StatusCode::kInternal, "what is derived breaks") : Status();
   }
 
   std::shared_ptr<const TensorChanges> changes;
-  std::string said;
+  std::string calls;
   bool fail = false, undo_fails = false;
-  int breaks = 0;  // times that written() fails
+  int breaks = 0;  // how often written() fails
 };
 
 class ModuleTest : public ::testing::Test {
@@ -71,7 +71,7 @@ class ModuleTest : public ::testing::Test {
   void add(const std::string& tensor, const std::string& name, unsigned width,
            const StridedView& source, const StridedView& target,
            ValueCast cast = ValueCast::kNone) {
-    constexpr std::uint64_t kUnits = 256 * 48;  // room enough for each
+    constexpr std::uint64_t kUnits = 256 * 48;  // large enough for each
     WeightMap made;
     made.tensor = *run_.layout.find(tensor);
     made.unit_bytes = width;
@@ -86,7 +86,7 @@ class ModuleTest : public ::testing::Test {
     maps_.push_back(made);
   }
 
-  // What each parameter holds at some weights, the obvious way.
+  // The content of each parameter for these weights, computed the simple way.
   std::map<std::string, std::vector<std::byte>> expected(const Weights& weights) const {
     std::map<std::string, std::vector<std::byte>> all;
     for (const WeightMap& map : maps_) {
@@ -97,7 +97,7 @@ class ModuleTest : public ::testing::Test {
       for (std::uint64_t unit = 0; unit < tensor.bytes.size() / from; ++unit) {
         const std::uint64_t at = map.map.target_of(unit);
         if (at == StridedMap::kOutside) continue;
-        // Little-endian: a widened bfloat16 is two zero bytes and then its own.
+        // Little-endian: a widened bfloat16 has two zero bytes, then its own.
         std::memcpy(held.data() + at * map.unit_bytes + (map.unit_bytes - from),
                     tensor.bytes.data() + unit * from, from);
       }
@@ -124,14 +124,14 @@ class ModuleTest : public ::testing::Test {
     });
   }
 
-  // From weights 0 to 1 and back, the writer with it.
+  // Commits from weights 0 to 1 and undoes it, with the writer.
   void commits_and_goes_back(std::unique_ptr<StagedChange>& staged) {
     ASSERT_TRUE(staged->commit().ok());
     EXPECT_TRUE(holds(run_.weights[1]));
     ASSERT_TRUE(staged->undo().ok());
     EXPECT_TRUE(holds(run_.weights[0]));
     staged.reset();
-    EXPECT_EQ(writer_->said, "stage commit written undo written drop ");
+    EXPECT_EQ(writer_->calls, "stage commit written undo written drop ");
   }
 
   MappedParts parts() const {
@@ -198,14 +198,14 @@ TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNoVersionIsHeld) {
     const TestTensor& before = run_.weights[0].at(run_.layout[map.tensor].name);
     const TestTensor& after = run_.weights[1].at(run_.layout[map.tensor].name);
     const unsigned from = source_bytes(map.cast, map.unit_bytes);
-    std::uint64_t at = StridedMap::kOutside;  // of a unit that changes
+    std::uint64_t at = StridedMap::kOutside;  // a unit that changes
     for (std::uint64_t unit = 0; unit < before.bytes.size() / from; ++unit) {
       if (std::memcmp(before.bytes.data() + unit * from, after.bytes.data() + unit * from, from) !=
           0) {
         at = std::min(at, map.map.target_of(unit));
       }
     }
-    if (at == StridedMap::kOutside) continue;  // no change goes there
+    if (at == StridedMap::kOutside) continue;  // no change goes to this parameter
     const Parameter& parameter = parameters_.at(map.parameter);
     const std::vector<std::byte> held = memory_->read(parameter.data, parameter.bytes);
     std::vector<std::byte> other = held;
@@ -250,7 +250,7 @@ TEST_F(ModuleTest, OfATensorThatIsHeldInPartThereIsNoDigest) {
 
 TEST_F(ModuleTest, AFullVersionGoesThroughTheMaps) {
   static_cast<void>(run_.step(1));
-  const auto target = open();  // holds nothing yet
+  const auto target = open();  // holds no version yet
   auto staged = target->stage(chain({run_.anchor(1)}));
   ASSERT_TRUE(staged.ok()) << staged.status().to_string();
   ASSERT_TRUE((*staged)->commit().ok());
@@ -305,7 +305,7 @@ TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
   const auto report = (*staged)->commit();
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_TRUE(holds(run_.weights[1]));
-  // Between the rows of this one lies what is not ours.
+  // Memory between the rows of this parameter belongs to other code.
   const Parameter& fused = parameters_.at("fused");
   std::vector<std::byte> bytes = memory_->read(fused.data, fused.bytes);
   ASSERT_EQ(bytes[7 + 31], std::byte{0});
@@ -321,7 +321,7 @@ TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
   EXPECT_EQ((*staged)->undo().code(), StatusCode::kInvalidArgument);
 }
 
-// The old values that an anchor keeps have the write in them.
+// The old values that an anchor keeps include the foreign write.
 TEST_F(ModuleTest, WhatSomebodyElseWroteBeforeAnAnchorIsNotTheVersionBefore) {
   const std::uint64_t version = run_.step(1).manifest.id.version;
   for (const bool everywhere : {false, true}) {
@@ -356,7 +356,7 @@ TEST_F(ModuleTest, AWriterThatFailsAndCannotGoBackLeavesNoVersion) {
   EXPECT_NE(failed.message().find("and hold no version"), std::string_view::npos)
       << failed.to_string();
   EXPECT_FALSE(target->state().valid);
-  EXPECT_EQ(writer_->said, "stage commit undo ");
+  EXPECT_EQ(writer_->calls, "stage commit undo ");
   staged->reset();
   writer_->fail = writer_->undo_fails = false;
   EXPECT_EQ(target->stage(chain({first})).status().code(), StatusCode::kWrongBase);
@@ -393,16 +393,15 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   EXPECT_TRUE(holds(run_.weights[0]));
   staged->reset();
   EXPECT_TRUE(target->state().valid);
-  EXPECT_EQ(writer_->said, "stage commit undo drop ");
+  EXPECT_EQ(writer_->calls, "stage commit undo drop ");
 
   writer_->fail = false;
-  writer_->said.clear();
+  writer_->calls.clear();
   staged = target->stage(chain({first}));
   commits_and_goes_back(*staged);
 }
 
-// What the engine derives from its weights is computed after each commit, and after each that was
-// taken back.
+// The engine's derived tensors are computed after each commit, and after each undo.
 TEST_F(ModuleTest, ACommitWhoseDerivedTensorsBreakIsTakenBack) {
   leave_up_to_the_writer();
   const auto target = open_base();
@@ -413,7 +412,7 @@ TEST_F(ModuleTest, ACommitWhoseDerivedTensorsBreakIsTakenBack) {
   EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kInternal);
   EXPECT_TRUE(holds(run_.weights[0]) && target->state().valid);
   EXPECT_EQ(target->state().id.version, 0U);
-  EXPECT_EQ(writer_->said, "stage commit written undo written ");
+  EXPECT_EQ(writer_->calls, "stage commit written undo written ");
   staged->reset();
   staged = target->stage(chain({first}));
   writer_->breaks = 2;
@@ -448,7 +447,7 @@ TEST_F(ModuleTest, OtherWeightsTakeThePlaceOfTheseAndWhatWasStagedIsRefused) {
   EXPECT_TRUE((*staged)->undo().ok()) << "they are the same as before";
 }
 
-// Changes to a tensor's own bits go where those are, to slices, too.
+// Changes of a tensor's own bits go to the places of these bits, in slices, too.
 TEST_F(ModuleTest, XorAndOverwriteGoThroughTheMapsOfASlice) {
   std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "right"; });
   for (const Encoding encoding : {Encoding::kXor, Encoding::kOverwrite}) {

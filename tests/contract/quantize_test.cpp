@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference of quantization does what the rules say; and what slime's and SGLang's converters
-// made of the recorded inputs differs from it in nothing but what is counted here.
+// The reference implementation of quantization follows the rules, and differs from the recorded
+// output of slime's and SGLang's converters only by the counts below.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ TEST(QuantizeRules, DenormalsAndTheLargestFiniteWeightDoNotBreakTheScale) {
   }
 }
 
-// With a largest of 448 the scale is 1, so that weights are what is rounded.
+// With a largest magnitude of 448 the scale is 1, so the weights themselves are rounded.
 TEST(QuantizeRules, TiesGoToTheEvenCode) {
   const std::vector<std::pair<float, std::uint8_t>> cases = {
       {17, 0x58},       {19, 0x5a},        {1.0625F, 0x38}, {1.1875F, 0x3a},  {432, 0x7e},
@@ -96,14 +96,14 @@ TEST(QuantizeRules, TiesGoToTheEvenCode) {
   }
 }
 
-// The requantization of DeepGEMM and SGLang: what codes stand for, by the same rule, with nothing
-// halved; as they do it, the values are bfloat16 on the way.
+// Quantizing dequantized codes again, as DeepGEMM and SGLang do, gives the same codes and scales if
+// no scale is halved. As in these programs, the dequantized values are bfloat16.
 TEST(QuantizeRules, Ue8m0IsClosedUnderRequantization) {
   Random random(11);
   unsigned halved = 0;
   for (int turn = 0; turn < 400; ++turn) {
     std::vector<std::uint16_t> weights = random_weights(random, 128 * 4, false);
-    // Largest ones around 224 and 232 codes, and around where the smallest scale begins.
+    // Largest magnitudes around codes 224 and 232, and around the smallest scale.
     const float scale = std::ldexp(1.0F, -24 + turn % 8);
     for (std::uint16_t& weight : weights) {
       weight = bf16(scale * static_cast<float>(random() % 233));
@@ -128,7 +128,7 @@ TEST(QuantizeRules, Ue8m0IsClosedUnderRequantization) {
   EXPECT_GT(halved, 20U);
 }
 
-// --- what others made of the same weights (tests/python/record_converters.py) --------------------
+// --- the output of other software for the same weights (tests/python/record_*.py) ---------------
 
 struct Differences {
   std::uint64_t codes = 0, scales = 0;
@@ -138,11 +138,12 @@ struct Differences {
   }
 };
 
-class Recorded : public ::testing::Test {
- protected:
-  void SetUp() override {
-    Result<Checkpoint> opened = Checkpoint::open(
-        posix_file_system(), std::string(test_data()) + "/golden/fp8_converters.safetensors");
+// The recorded inputs, and the recorded output of converters.
+class Record {
+ public:
+  void open(const std::string& name) {
+    Result<Checkpoint> opened =
+        Checkpoint::open(posix_file_system(), std::string(test_data()) + "/golden/" + name);
     ASSERT_TRUE(opened.ok()) << opened.status().to_string();
     recorded_.emplace(std::move(*opened));
   }
@@ -151,25 +152,35 @@ class Recorded : public ::testing::Test {
     EXPECT_TRUE(at.has_value()) << name;
     return recorded_->tensor(at.value_or(0));
   }
-  // Between what `converter` made of `input` and what every implementation makes by `rule`.
+
+ private:
+  std::optional<Checkpoint> recorded_;
+};
+
+class Recorded : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NO_FATAL_FAILURE(record_.open("fp8_converters.safetensors")); }
+  // The differences between the output of `converter` for `input` and that of every implementation
+  // by `rule`.
   [[nodiscard]] Differences compare(const std::string& input, const std::string& converter,
                                     QuantizeRule rule) const {
-    const TensorView weights = tensor(input);
-    const TensorView codes = tensor(input + "." + converter + ".codes");
-    const TensorView scales = tensor(input + "." + converter + ".scales");
+    const TensorView weights = record_.tensor(input);
+    const TensorView codes = record_.tensor(input + "." + converter + ".codes");
+    const TensorView scales = record_.tensor(input + "." + converter + ".scales");
     Differences first;
     for (const Quantizer& each : all_quantizers()) {
-      std::vector<std::byte> own_codes(codes.bytes().size()), own_scales(scales.bytes().size());
+      std::vector<std::byte> quantized_codes(codes.bytes().size()),
+          quantized_scales(scales.bytes().size());
       const std::vector<std::uint64_t>& shape = weights.spec->shape;
-      EXPECT_TRUE(quantize_fp8(each, rule, weights.data, shape[0], shape[1], 1, own_codes.data(),
-                               own_scales.data())
+      EXPECT_TRUE(quantize_fp8(each, rule, weights.data, shape[0], shape[1], 1,
+                               quantized_codes.data(), quantized_scales.data())
                       .ok());
       Differences found;
-      for (std::size_t i = 0; i < own_codes.size(); ++i) {
-        found.codes += own_codes[i] != codes.data[i] ? 1 : 0;
+      for (std::size_t i = 0; i < quantized_codes.size(); ++i) {
+        found.codes += quantized_codes[i] != codes.data[i] ? 1 : 0;
       }
-      for (std::size_t i = 0; i < own_scales.size(); i += 4) {
-        found.scales += std::memcmp(&own_scales[i], scales.data + i, 4) != 0 ? 1 : 0;
+      for (std::size_t i = 0; i < quantized_scales.size(); i += 4) {
+        found.scales += std::memcmp(&quantized_scales[i], scales.data + i, 4) != 0 ? 1 : 0;
       }
       if (each.name == "reference") first = found;
       EXPECT_EQ(found, first) << each.name;
@@ -178,7 +189,7 @@ class Recorded : public ::testing::Test {
   }
 
  private:
-  std::optional<Checkpoint> recorded_;
+  Record record_;
 };
 
 TEST_F(Recorded, SlimeSendsWhatLinearMakes) {
@@ -193,8 +204,8 @@ TEST_F(Recorded, SlimesToolMakesWhatLinearDivMakes) {
   for (const char* const input : {"random", "trained", "stepped", "edges"}) {
     EXPECT_EQ(compare(input, "slime_tool", QuantizeRule::kLinearDiv), Differences()) << input;
   }
-  // Torch's largest of a block with a NaN is NaN: so are its scale and codes, but for two that are
-  // here, too. The NaNs of two infinities have signs.
+  // Torch's largest magnitude of a block with a NaN is NaN, and so are its scale and all its codes;
+  // two of these codes are NaN here, too. The NaNs of two infinities have signs.
   EXPECT_EQ(compare("odd", "slime_tool", QuantizeRule::kLinearDiv), (Differences{3072, 1}));
 }
 
@@ -202,12 +213,57 @@ TEST_F(Recorded, SGLangMakesWhatUe8m0MakesUnlessItHalves) {
   for (const char* const input : {"random", "trained", "stepped", "edges"}) {
     EXPECT_EQ(compare(input, "sglang_ue8m0", QuantizeRule::kUe8m0), Differences()) << input;
   }
-  // The block with a NaN and the one with infinities have the largest scale. In the last block the
-  // largest code is 224: the codes but for 9 zeros are doubled here, and the scale is halved.
+  // The blocks with a NaN and with infinities have the largest scale. In the last block the largest
+  // code is 224, so this implementation halves the scale and doubles all codes but 9 zeros.
   EXPECT_EQ(compare("odd", "sglang_ue8m0", QuantizeRule::kUe8m0), (Differences{5172, 3}));
 }
 
-// One group by hand: its codes, and its scale as bfloat16.
+// The recorded output of slime's INT4 converter for other inputs.
+class RecordedInt4 : public ::testing::TestWithParam<unsigned> {
+ protected:
+  void SetUp() override { ASSERT_NO_FATAL_FAILURE(record_.open("int4_converter.safetensors")); }
+  [[nodiscard]] Differences compare(const std::string& input) const {
+    const TensorView weights = record_.tensor(input);
+    const std::string made = input + "." + std::to_string(GetParam());
+    const TensorView packed = record_.tensor(made + ".packed");
+    const TensorView scales = record_.tensor(made + ".scales");
+    Differences first;
+    for (const Quantizer& each : all_quantizers()) {
+      std::vector<std::byte> own_packed(packed.bytes().size()), own_scales(scales.bytes().size());
+      const std::vector<std::uint64_t>& shape = weights.spec->shape;
+      EXPECT_TRUE(quantize_int4(each, GetParam(), weights.data, shape[0], shape[1], 1,
+                                own_packed.data(), own_scales.data())
+                      .ok());
+      Differences found;
+      for (std::size_t i = 0; i < own_packed.size(); ++i) {
+        const auto differs = std::to_integer<unsigned>(own_packed[i] ^ packed.data[i]);
+        found.codes += ((differs & 0x0fU) != 0 ? 1 : 0) + ((differs & 0xf0U) != 0 ? 1 : 0);
+      }
+      for (std::size_t i = 0; i < own_scales.size(); i += 2) {
+        found.scales += std::memcmp(&own_scales[i], scales.data + i, 2) != 0 ? 1 : 0;
+      }
+      if (each.name == "reference") first = found;
+      EXPECT_EQ(found, first) << each.name;
+    }
+    return first;
+  }
+
+ private:
+  Record record_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Groups, RecordedInt4, ::testing::Values(32U, 128U));
+
+TEST_P(RecordedInt4, SlimeMakesTheSameCodesAndScales) {
+  for (const char* const input : {"random", "trained", "stepped", "odd"}) {
+    EXPECT_EQ(compare(input), Differences()) << input;
+  }
+  // 96 times the largest bfloat16. slime multiplies its code by the rounded scale, which overflows.
+  // The code of the infinity does not fit, and changes the two codes above it.
+  EXPECT_EQ(compare("edges"), (Differences{288, 0}));
+}
+
+// One group, computed by hand: its codes, and its scale as bfloat16.
 TEST(Int4Groups, AreAsTheRuleSays) {
   const float inf = std::numeric_limits<float>::infinity();
   const auto group_of = [](std::vector<float> first) {
@@ -226,7 +282,7 @@ TEST(Int4Groups, AreAsTheRuleSays) {
   // Ties go to even: 0.5, 1.5 and 2.5 steps.
   EXPECT_EQ(group_of({7, -7, 1, 0.5, 1.5, 2.5, -2.5}),
             std::pair(Codes({7, -7, 1, 0, 2, 2, -2}), 1.0F));
-  // The least scale: 1e-5 as bfloat16 has it, and codes by 1e-5 itself.
+  // The least scale is 1e-5 rounded to bfloat16; the codes are computed with 1e-5 itself.
   const float least = std::bit_cast<float>(f32_of_bf16(bf16(1e-5F)));
   EXPECT_EQ(group_of({0, -0.0F, 1e-5F, -3e-5F, 1e-40F}), std::pair(Codes({0, 0, 1, -3, 0}), least));
   // A NaN does not count; beside an infinite weight all codes are 0.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every road must do, whatever carries the bytes: publishing and fetching. Beside it
-// road_room_contract_test.cpp and group_contract_test.cpp; the worlds are in road_worlds_test.cpp.
+// What every road must do, by whatever means it carries bytes: publishing and fetching.
+// road_room_contract_test.cpp and group_contract_test.cpp have the rest of the contract;
+// road_worlds_test.cpp has the roads.
 #include <algorithm>
 #include <future>
 #include <thread>
@@ -325,7 +326,7 @@ TEST_P(RoadContractTest, AReceiverThatFollowsSeesEveryVersionWholeAndInOrder) {
   for (std::uint64_t v = 1; v <= kVersions; ++v) {
     auto written = write_all(world, step(v), parts[v]);
     if (!written.ok()) ADD_FAILURE() << written.status().to_string();
-    if (v % 5 == 0) {  // now and then a version fails first
+    if (v % 5 == 0) {  // from time to time a version fails first
       EXPECT_TRUE(abort_all(world).ok());
       written = write_all(world, step(v), parts[v]);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every road must do where ranges of a part are fetched.
+// What every road must do if a receiver fetches ranges of a part.
 #include <algorithm>
 #include <future>
 
@@ -10,7 +10,8 @@ namespace {
 
 using Ranges = std::vector<ByteRange>;
 
-// That each range is what was written there, and begins in memory as it does in the part.
+// Expects that each range has the bytes that were written there, and the same address modulo
+// kRangeAlignment as its offset in the part.
 void expect_ranges(ReceiveRoad& road, const PublicationId& id, const PartReceipt& receipt,
                    const TestPart& part, const Ranges& ranges) {
   const auto got = road.fetch_ranges(id, receipt, ranges, soon());
@@ -119,9 +120,10 @@ TEST_P(RoadContractTest, ARangeThatLeavesThePartIsRefused) {
     const auto got =
         receiver->fetch_ranges(step(1), receipts->front(), Ranges{{0, 10}, range}, soon());
     ASSERT_EQ(got.status().code(), StatusCode::kCorrupt) << range.offset << " " << range.size_bytes;
-    for (const std::string& said :
+    for (const std::string& expected :
          {receipts->front().name, concat(range.offset), concat(range.size_bytes), concat(1'000)}) {
-      EXPECT_NE(got.status().message().find(said), std::string::npos) << got.status().to_string();
+      EXPECT_NE(got.status().message().find(expected), std::string::npos)
+          << got.status().to_string();
     }
   }
   expect_ranges(*receiver, step(1), receipts->front(), parts[0][0], {{0, 1'000}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every road must do for room: rings, receivers and their reports, pruning.
+// How every road limits its memory: rings, receivers and their reports, pruning.
 #include <algorithm>
 
 #include "support/road_contract.h"
@@ -7,7 +7,7 @@
 namespace driftless::testing {
 namespace {
 
-// Roads that make room by themselves.
+// Roads that remove old versions by themselves.
 TEST_P(RoadContractTest, ARingDropsTheOldestSteps) {
   if (!GetParam().ring) GTEST_SKIP() << "this road has no ring: prune() makes its room";
   MAKE_WORLD(world, {.ranks = 1, .ring_versions = 3});
@@ -36,7 +36,7 @@ TEST_P(RoadContractTest, ARingDropsTheOldestStepsWhenItsBytesAreUsed) {
   ASSERT_FALSE(ids.empty());
   EXPECT_EQ(ids.back(), step(5));
   EXPECT_LE(ids.size(), 2U);
-  // A part that no ring can hold is refused while it is written, and the road goes on.
+  // The road refuses a part that no ring can hold while it is written, and then continues to work.
   ASSERT_OK(world.sender(0).begin(step(6), soon()));
   {
     auto file = world.sender(0).create_part("huge");
@@ -94,15 +94,15 @@ TEST_P(RoadContractTest, ABadReportIsRefused) {
 }
 
 TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {
-  MAKE_WORLD(world, {.ranks = 1, .patience = std::chrono::milliseconds(300)});
+  MAKE_WORLD(world, {.ranks = 1, .patience = std::chrono::milliseconds(1000)});
   const auto silent = world.receiver();
   const auto lively = world.receiver();
   ASSERT_OK(silent->report({"silent", 1, ""}, soon()));
   ASSERT_OK(lively->report({"lively", 1, ""}, soon()));
   EXPECT_EQ(world.sender(0).receivers()->size(), 2U);
-  const Deadline end = in_ms(500);
+  const Deadline end = in_ms(1500);
   while (!end.expired()) {
-    ASSERT_OK(lively->report({"lively", 1, ""}, soon()));  // nothing new, but a sign of life
+    ASSERT_OK(lively->report({"lively", 1, ""}, soon()));  // a sign of life without news
     ASSERT_OK(world.sender(0).receivers());
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -115,7 +115,7 @@ TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {
   EXPECT_EQ(world.sender(0).receivers()->size(), 2U);
 }
 
-// Roads that are pruned.
+// Roads on which prune() removes versions.
 TEST_P(RoadContractTest, PruneRemovesOnlyWhatItWasTold) {
   if (GetParam().ring) GTEST_SKIP() << "this road's ring makes its room: see ARingPrunesNothing";
   MAKE_WORLD(world, {.ranks = 2});
@@ -156,7 +156,7 @@ TEST_P(RoadContractTest, PruneKeepsTheOldestAnchorForWhoHasNothing) {
     ASSERT_OK(publish(world, id, some_parts(1, 1, 100, 33)));
   }
   const auto joining = world.receiver();
-  ASSERT_OK(joining->report({"joining", 0, ""}, soon()));  // no proof: holds nothing
+  ASSERT_OK(joining->report({"joining", 0, ""}, soon()));  // no proof: it holds nothing
   EXPECT_EQ(*world.sender(0).prune(4), (std::vector{step(1), step(2)}));
   EXPECT_EQ(listed(*joining), (std::vector{anchor(2), step(3), step(4), anchor(4), step(5)}));
   ASSERT_OK(joining->report({"joining", 3, "proof"}, soon()));

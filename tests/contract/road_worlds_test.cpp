@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roads that every build has, held to the contract.
+// Runs the contract suite on the roads that every build has.
 #include "collectives/host_shm/host_shm_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "support/loopback_road.h"
@@ -32,7 +32,7 @@ class LoopbackWorld : public RoadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// `packs`: its ranks write into one file, or two.
+// `packs`: its ranks write into one or two shared files.
 class SharedFsWorld : public RoadWorld {
  public:
   explicit SharedFsWorld(const WorldOptions& options, bool packs = false)
@@ -62,7 +62,7 @@ class SharedFsWorld : public RoadWorld {
  private:
   TempDir dir_{TempDir::Where::kMemory};
   SharedFsOptions options_;
-  LoopbackHub hub_;  // files bring no group
+  LoopbackHub hub_;  // files provide no group
   std::vector<std::unique_ptr<SendRoad>> senders_;
   std::vector<std::unique_ptr<Group>> groups_;
 };
@@ -95,7 +95,7 @@ class HostShmWorld : public RoadWorld {
   std::unique_ptr<SendRoad> sender_;
 };
 
-// It has one sending process.
+// The road has one sending process.
 std::unique_ptr<RoadWorld> make_host_shm_world(const WorldOptions& options) {
   if (options.ranks > 1) return nullptr;
   return std::make_unique<HostShmWorld>(options);

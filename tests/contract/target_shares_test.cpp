@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rank proves its share: shares add up to the tensors in any sharding, version after version,
-// with no false alarm; and a flipped bit at any place is found, and named.
+// Every rank proves its share. The shares add up to the tensors in any sharding, version after
+// version, without a false alarm; a flipped bit at any place is found and named.
 #include <gtest/gtest.h>
 
 #include "support/sharded_weights.h"
@@ -17,7 +17,7 @@ class Shares : public ::testing::Test {
           quiet(changed_weights(run_.weights.back(), run_.weights.size(), 0.02, "still")));
     }
   }
-  // Steps (first, last], in one of the ways that they travel.
+  // Versions (first, last], in one of the forms in which they are published.
   std::vector<FetchedVersion> steps(std::uint64_t first, std::uint64_t last, Encoding encoding) {
     make(last);
     std::vector<FetchedVersion> chain;
@@ -114,15 +114,14 @@ TEST_F(Shares, AThousandFlippedBitsAreFoundByTheNextStagingAndNamed) {
   }
 }
 
-// The elements of a tensor that are not the version's, in the target's copies: (parameter,
-// element).
+// The elements that differ from the version in the target's copies, as (parameter, element).
 std::vector<std::pair<std::string, std::uint64_t>> different(const MappedTarget& target,
                                                              std::uint32_t tensor,
                                                              const TestTensor& expected) {
   std::vector<std::pair<std::string, std::uint64_t>> found;
   const TensorSpec& spec = (*target.layout())[tensor];
   const unsigned width = unit_bytes(spec.dtype);
-  // Not from the first element on, and not all at once.
+  // Starts at several elements, and limits the number that one call returns.
   for (std::uint64_t first = 0; first < spec.units(); first += 100) {
     const auto copies =
         target.copies(tensor, first, std::min<std::uint64_t>(100, spec.units() - first));
@@ -196,7 +195,8 @@ TEST_F(Shares, WhatATensorDoesNotHaveIsNotRead) {
   EXPECT_EQ(target.blocks(0, 0).status().code(), StatusCode::kInvalidArgument);
 }
 
-// A target of tensors as they are, on a GPU by buckets; and the encodings that change own bits.
+// Tensors without maps (on a GPU these take buckets), and the encodings that change a tensor's own
+// bits.
 TEST_F(Shares, TensorsAsTheyAreInEveryEncoding) {
   for (const Encoding encoding : {Encoding::kDeltas, Encoding::kIndices, Encoding::kDeltasZstd,
                                   Encoding::kCompact, Encoding::kXor, Encoding::kOverwrite}) {
@@ -253,7 +253,7 @@ TEST_F(Shares, InThePauseIfAsked) {
   EXPECT_EQ(target.state().id.version, 2U);
 }
 
-// "still" changes in no step: nothing but a sweep looks at it.
+// No step changes "still", so only a sweep reads it.
 TEST_F(Shares, EverySoManyVersionsIfAsked) {
   const std::uint32_t still = *run_.layout.find("f.still.weight");
   for (const std::uint64_t every : {1, 3}) {
@@ -276,7 +276,7 @@ TEST_F(Shares, EverySoManyVersionsIfAsked) {
   }
 }
 
-// What is held in a narrower type, by a loader, or not at all.
+// Tensors that are held in a narrower type, through a loader, or not at all.
 TEST_F(Shares, NamesWhatCannotBeReadBack) {
   const std::unique_ptr<TestMemory> memory = test_memory();
   MappedParts parts;
@@ -306,7 +306,7 @@ TEST_F(Shares, NamesWhatCannotBeReadBack) {
   EXPECT_EQ(shares.unproven[1].why, "it is packed");
 }
 
-// The same units are the same region, however they are cut.
+// The same units are the same region, whatever maps describe them.
 TEST_F(Shares, RegionsAreOfUnitsAndNotOfMaps) {
   std::mt19937_64 random(1);
   const std::uint32_t tensor = *run_.layout.find("a.qkv.weight");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every target in memory must do, contiguous or spread over parameters, on the host or (built
-// again in gpu/) on a GPU: deltas in every encoding and full versions, both taken back, and no
-// commit onto weights that somebody else wrote into.
+// What every target in memory must do, contiguous or spread over parameters, on the host or (in
+// gpu/, which compiles this file again) on a GPU. It takes deltas in every encoding and full
+// versions, undoes both, and refuses to commit onto weights that other code wrote into.
 #include <gtest/gtest.h>
 
 #include "support/published_run.h"
@@ -36,7 +36,7 @@ class TargetTable : public ::testing::TestWithParam<Row> {
   }
   Publication anchor(std::uint64_t version) { return run_.anchor(version, kind().layout); }
 
-  // From `before`, which the weights are at version 0, to version 2 and back.
+  // Commits version 2 onto `before`, the weights at version 0, and undoes it.
   void goes_there_and_back(WeightTarget& target, Weights before,  // a step moves the run's
                            std::vector<Publication> publications) {
     const TargetState state = target.state();
@@ -103,12 +103,12 @@ TEST_P(DeltaTable, WhatSomebodyElseWroteIsFoundAndNoVersionIsHeld) {
     const std::vector<std::byte>& after = run_.weights[1].at(tensor.name).bytes;
     const auto staged = target->stage(chain({first}));
     ASSERT_TRUE(staged.ok()) << staged.status().to_string();
-    std::optional<std::uint64_t> unit;  // that the version changes there, and somebody else did
+    std::optional<std::uint64_t> unit;  // a unit that both the version and other code change
     for (std::size_t at = 0; at < before.size() && !unit; ++at) {
       const std::uint64_t changed = at / unit_bytes(tensor.dtype);
       if (before[at] != after[at] && weights_.flip(map, changed)) unit = changed;
     }
-    if (!unit) continue;  // none goes there
+    if (!unit) continue;  // no change goes to this tensor
     const Status status = (*staged)->commit().status();
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << tensor.name << ": " << status.to_string();
     EXPECT_FALSE(weights_.holds(run_.weights[0])) << "the foreign bit stays";

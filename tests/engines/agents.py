@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-from environments import REPOSITORY, own_config
+from environments import REPOSITORY, workers_config
 from hosts import Process
 
 COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftless"))
@@ -15,16 +15,17 @@ class Agent(Process):
     """Drives engines to the versions of a run: through shared memory, or a checkpoint on disk."""
 
     def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=(),
-                 workers=False):  # fmt: skip
+                 workers=False, on_host=list):  # fmt: skip
         """`engines`: (kind, url) pairs. `checkpoint`: the directory that the engines reload.
         `workers`: their workers read the road themselves; a text: with these further settings.
-        `settings`: more settings of the agent."""
+        `settings`: more settings of the agent. `on_host`: makes of a line one that runs it on
+        another host."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
         if workers:
-            own_config().write_text(run.config + (workers if isinstance(workers, str) else ""))
+            workers_config().write_text(run.config + (workers if isinstance(workers, str) else ""))
             lines += ["  hand_over: workers"]
         lines += [f"  {each}" for each in settings] + ["engines:"]
         lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]
@@ -35,8 +36,7 @@ class Agent(Process):
         line = [COMMAND, "agent", "--config", config, "--json"]
         if checkpoint:
             line += ["--base", run.model.checkpoint(0)]
-        super().__init__(line, directory / f"{name}.log")
-
+        super().__init__(on_host(line), directory / f"{name}.log")
 
     def taken(self, url):
         """The versions to which it has brought the engine, each counted after the update's last

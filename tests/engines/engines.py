@@ -95,6 +95,15 @@ class Pool:
         return self.place / f"{spec}.log"
 
 
+def address_of(pool):
+    """The address at which a server of this pool listens: of another host, if it is for one."""
+    return getattr(pool, "address", "127.0.0.1")
+
+
+def on_host(pool, line):
+    return pool.on_host(line) if hasattr(pool, "on_host") else line
+
+
 # --- vLLM -----------------------------------------------------------------------------------------
 
 
@@ -150,7 +159,7 @@ class Offline(Host):
     reference_tokens = staticmethod(tokens_of_transformers)
 
     def to_base(self, path):
-        """Loads the base's weights again, and resets the workers' followers."""
+        """Loads the base's weights again, and resets the workers' receivers."""
         self.rpc("probe_base", path=path)
         self.do("clear")
 
@@ -191,7 +200,7 @@ def start_vllm_server(pool, spec):
     line = [
         python_of("vllm"), "-m", "vllm.entrypoints.openai.api_server",
         "--model", model_of(pool, spec), "--dtype", spec.dtype,
-        "--host", "127.0.0.1", "--port", port, "--tensor-parallel-size", spec.tp,
+        "--host", address_of(pool), "--port", port, "--tensor-parallel-size", spec.tp,
         "--enforce-eager", "--skip-tokenizer-init", "--enable-scale-out",
         "--no-use-tqdm-on-load",
         "--max-model-len", LIMITS["max_model_len"], "--max-num-seqs", LIMITS["max_num_seqs"],
@@ -199,7 +208,8 @@ def start_vllm_server(pool, spec):
         "--weight-transfer-config", '{"backend":"driftless"}',
         *(["--enable-expert-parallel"] if spec.experts else []),
     ]  # fmt: skip
-    return VllmServer(line, pool.log(spec), port, env=vllm_environment(pool, spec))
+    return VllmServer(on_host(pool, line), pool.log(spec), port, address=address_of(pool),
+                      env=vllm_environment(pool, spec))  # fmt: skip
 
 
 class VllmServer(Server):
@@ -246,7 +256,7 @@ class VllmServer(Server):
         return self.rpc("probe_fresh", path=path)
 
     def to_base(self, path):
-        """Loads the base's weights again, and resets the workers' followers. Sets the label first,
+        """Loads the base's weights again, and resets the workers' receivers. Sets the label first,
         because an agent may update them as soon as they hold the base."""
         self.call("/update_weight_version", {"new_version": "base"})
         self.rpc("probe_base", path=path)
@@ -269,7 +279,7 @@ def start_sglang(pool, spec):
     line = [
         python_of("sglang"), "-m", "sglang.launch_server",
         "--model-path", pool.models[spec.kind].checkpoint(0), "--dtype", spec.dtype,
-        "--host", "127.0.0.1", "--port", port, "--tp", spec.tp, "--device", "cpu",
+        "--host", address_of(pool), "--port", port, "--tp", spec.tp, "--device", "cpu",
         "--attention-backend", "torch_native", "--cuda-graph-backend-decode", "disabled",
         "--cuda-graph-backend-prefill", "disabled", "--skip-tokenizer-init", "--sleep-on-idle",
         "--mem-fraction-static", 0.2, "--max-total-tokens", 4096, "--skip-server-warmup",
@@ -286,7 +296,8 @@ def start_sglang(pool, spec):
     # keys of the heads' size from a cache of latent keys ("Expected size for first two dimensions
     # of batch2 tensor").
     health = "/model_info" if spec.kind == "deepseek" else "/health"
-    engine = SglangServer(line, pool.log(spec), port, health, env=env, cwd=REPOSITORY)
+    engine = SglangServer(on_host(pool, line), pool.log(spec), port, health,
+                          address=address_of(pool), env=env, cwd=REPOSITORY)  # fmt: skip
     engine.exact = spec.exact
     return engine
 
@@ -309,7 +320,7 @@ class SglangServer(Server):
         return self.call("/model_info", method="GET")["weight_version"]
 
     def to_base(self, path):
-        """Loads the base's weights again, and resets the workers' followers. Sets the label first,
+        """Loads the base's weights again, and resets the workers' receivers. Sets the label first,
         because an agent may update them as soon as they hold the base."""
         self.driver = None
         named = {"new_version": "base", "abort_all_requests": False}

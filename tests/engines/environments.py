@@ -82,7 +82,7 @@ def allowed_configs():
     return Path(place)
 
 
-def own_config():
+def workers_config():
     """The configuration with which every engine of the tests starts; a test may overwrite it."""
     return allowed_configs() / "own.yaml"
 
@@ -99,5 +99,5 @@ def environment(*paths, **more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
     kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs()), "config": str(own_config())})
+    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs()), "config": str(workers_config())})
     return kept | {k: str(v) for k, v in more.items()}

@@ -94,9 +94,9 @@ class Host(Process):
 class Server(Process):
     """An engine that serves HTTP."""
 
-    def __init__(self, command, log, port, health="/health", **options):
+    def __init__(self, command, log, port, health="/health", address="127.0.0.1", **options):
         super().__init__(command, log, **options)
-        self.url, self.health, self.ready = f"http://127.0.0.1:{port}", health, False
+        self.url, self.health, self.ready = f"http://{address}:{port}", health, False
 
     def wait_ready(self, timeout_s=300):
         deadline = time.monotonic() + timeout_s

@@ -80,7 +80,7 @@ def main(config, path, version, arguments):
     opened = worker.driftless_open(config, "o")
     assert opened["ok"] and opened["nonce"] == "o" and not opened["session"], opened
     worker.driftless_stage("s", 30)
-    engine.follower.wait(30)
+    engine.receiver.wait(30)
     # A worker that has prepared a reload passes the model's own loader.
     engine.receive_weights(info, load_weights=types.MethodType(print, model))
     refused = worker.driftless_status("r")

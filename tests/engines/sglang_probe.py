@@ -82,8 +82,8 @@ def obey(model, command):
     if command["what"] == "fresh":
         return worker_probe.checksums(fresh(model, command["path"]))
     if command["what"] == "base":
-        follower = model.__dict__.pop("_driftless_follower", None)
-        return worker_probe.back_to_base(model, follower, command["path"])
+        receiver = model.__dict__.pop("_driftless_receiver", None)
+        return worker_probe.back_to_base(model, receiver, command["path"])
     if command["what"] == "flip":
         from sglang.srt.distributed import parallel_state
 
@@ -96,8 +96,8 @@ def obey(model, command):
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            follower = model.__dict__["_driftless_follower"]
-            worker_probe.install(follower, command["point"], model, command.get("path", ""))
+            receiver = model.__dict__["_driftless_receiver"]
+            worker_probe.install(receiver, command["point"], model, command.get("path", ""))
         return {}
     raise ValueError(command)
 

@@ -150,7 +150,7 @@ def test_an_agent_whose_first_question_fails_resumes_no_ranks_that_differ(proxie
     del proxy.calls[:]
     with proxy.refuse(lambda call: call.path == paths.ask):
         agent = agent_of(spec, run, proxy)
-        wait_for_words(agent, "does not say what it holds")
+        wait_for_words(agent, "does not report what it holds")
         assert not serves(proxy.engine, 3)
     assert paths.resume not in proxy.calls
     agent.wait_for(proxy, 2)

@@ -41,21 +41,21 @@ def taken(engine, run, word):
 def test_reload_weights_from_the_base(pair):
     engine, run = pair
     engine.rpc("reload_weights")
-    taken(engine, run, "load_weights() was called by somebody else")
+    taken(engine, run, "load_weights() was called by other code")
 
 
 def test_reload_weights_of_another_checkpoint(pair):
     """The weights are no version of the run: an anchor comes."""
     engine, run = pair
     engine.rpc("reload_weights", weights_path=run.model.checkpoint(7))
-    taken(engine, run, "load_weights() was called by somebody else")
+    taken(engine, run, "load_weights() was called by other code")
     engine.rpc("reload_weights", weights_path=run.model.checkpoint(0))
 
 
 def test_a_rebound_parameter(pair):
     engine, run = pair
     engine.rpc("probe_rebind", parameter=PARAMETER)
-    taken(engine, run, f"'{PARAMETER}' is not the tensor that it was")
+    taken(engine, run, f"'{PARAMETER}' is another tensor now")
 
 
 @pytest.mark.parametrize("spec", [Spec("sglang", "qwen3", 2, "float32")], ids=str)

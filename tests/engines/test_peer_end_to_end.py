@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real Megatron with TP 2 and PP 2 under torchrun; two ranks of real vLLM or SGLang follow it over the
-peer road. Each worker reads from the four trainer ranks itself what its parameters are made of, and the
-agent only says when. Ten versions, two of them dense."""
+"""Real Megatron with TP 2 and PP 2, or with EP 2 and PP 2, under torchrun; two ranks of real vLLM or
+SGLang, with TP 2 or EP 2, follow it over the peer road. Each worker reads from the four trainer
+ranks itself what its parameters are made of, and the agent only says when. Ten versions, two of
+them dense."""
 
 import json
 import pickle
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import engines
 import pytest
 from agents import Agent
-from environments import REPOSITORY, install_entry_points, own_config, python_of
+from environments import REPOSITORY, install_entry_points, python_of, workers_config
 from follows import assert_weights
 from test_end_to_end import write_model
 
@@ -33,29 +34,51 @@ SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "head
          "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2,
          "max_position_embeddings": 256}  # fmt: skip
 MOST_BESIDE = 0.05
+# Of experts a worker reads every second block, and the end of each frame, where its table is.
+MOST_BESIDE_EXPERTS = 0.1
+DENSE_MODEL = {"tp": 2, "pp": 2, "sizes": SIZES}
+EXPERTS = {"ep": 2, "pp": 2, "moe": True, "sizes": SIZES | {"moe_intermediate_size": 2048}}
 SPECS = {
-    "vllm": (engines.Spec("vllm_server", "megatron", 2), "tcp"),
-    "sglang": (engines.Spec("sglang", "megatron", 2), "auto"),
+    "vllm": (engines.Spec("vllm_server", "megatron", 2), "tcp", DENSE_MODEL),
+    "sglang": (engines.Spec("sglang", "megatron", 2), "auto", DENSE_MODEL),
+    "vllm_experts": (engines.Spec("vllm_server", "megatron", 2, experts=True), "tcp", EXPERTS),
 }
 
 
-def new_job(work, **job):
+def new_job(work, layout, **job):
     work.mkdir()
-    return megatron_jobs.Job(work, tp=2, pp=2, sizes=SIZES, **job)
+    return megatron_jobs.Job(work, **layout, **job)
 
 
 @pytest.fixture(scope="module")
 def base(place):
-    """(the model that every job of these sizes starts from, its weights)"""
-    job = new_job(place / "peer_base", steps=0)
-    job.job["sessions"] = [{"flags": []}]
-    job.run_torchrun(4)
-    weights = job.expected("start", tiny_config.hf_config(job.job))
-    return write_model(place / "peer_v0", weights, job), weights
+    """Of a layout: (the model that every job of it starts from, its weights)."""
+    made = {}
+
+    def make(layout):
+        name = "experts" if "moe" in layout else "dense"
+        if name not in made:
+            job = new_job(place / f"peer_base_{name}", layout, steps=0)
+            job.job["sessions"] = [{"flags": []}]
+            job.run_torchrun(4)
+            weights = job.expected("start", tiny_config.hf_config(job.job))
+            made[name] = write_checkpoint(place / f"peer_v0_{name}", weights, job), weights
+        return made[name]
+
+    return make
+
+
+def write_checkpoint(path, weights, job):
+    write_model(path, weights, job)
+    if job.job.get("moe"):
+        config = json.loads((path / "config.json").read_text())
+        config["architectures"] = ["Qwen3MoeForCausalLM"]
+        (path / "config.json").write_text(json.dumps(config))
+    return str(path)
 
 
 def start_engine(place, path, name, spec):
-    python_of(name)
+    python_of(spec.maker)
     pool = SimpleNamespace(
         place=place,
         models={"megatron": SimpleNamespace(checkpoint=lambda version: path)},
@@ -66,16 +89,19 @@ def start_engine(place, path, name, spec):
 
 
 def held_bytes(weights):
-    """What one of two ranks holds of the model: half of each matrix, and every vector."""
-    return sum(bits.nbytes if bits.ndim == 1 else bits.nbytes // 2 for bits in weights.values())
+    """What one of two ranks holds of the model: half of each matrix, or of the experts, and every
+    vector and router."""
+    whole = {name for name, bits in weights.items() if bits.ndim == 1 or name.endswith("mlp.gate.weight")}
+    return sum(bits.nbytes // (1 if name in whole else 2) for name, bits in weights.items())
 
 
 class Follower:
     """A run over the peer road, and the agent of an engine that follows it."""
 
-    def __init__(self, place, name, engine, carrier):
+    def __init__(self, place, name, engine):
         self.place, self.engine = place / f"peer_{name}", engine
-        self.job = new_job(self.place, steps=STEPS, patience_s=120, dense_at=DENSE, lr=RATE)
+        spec, carrier, layout = SPECS[name]
+        self.job = new_job(self.place, layout, steps=STEPS, patience_s=120, dense_at=DENSE, lr=RATE)
         self.job.over_peer(
             "--update-weight-wait", "--update-weight-buffer-size", "1048576",
             settings=f", peer: {{ carrier: {carrier}, farewell: 2s }}", rollouts=(name,),
@@ -93,7 +119,7 @@ class Follower:
         self.workers = self.place / "workers.jsonl"
         own = f"metrics: {{ file: {self.workers} }}\n"
         self.name = name
-        self.agent = Agent(self, [(name, engine.url)], self.place, workers=own)
+        self.agent = Agent(self, [(spec.maker, engine.url)], self.place, workers=own)
         self.trainer = start_torchrun(self.job)
 
     def version(self, number):
@@ -102,7 +128,7 @@ class Follower:
         wait_for(lambda: self.left_shards(number), "the trainer's shards", 60)
         path = self.place / f"v{number:02d}"
         wanted = self.job.expected(f"step{number}", tiny_config.hf_config(self.job.job))
-        return write_model(path, wanted, self.job)
+        return write_checkpoint(path, wanted, self.job)
 
     def left_shards(self, number):
         files = list((self.job.work / "shards").glob(f"step{number}_*.pickle"))
@@ -133,13 +159,13 @@ class Follower:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_workers_read_from_trainer_ranks_what_their_maps_meet(place, base, name):
-    path, weights = base
-    spec, carrier = SPECS[name]
+    spec, carrier, layout = SPECS[name]
+    path, weights = base(layout)
     engine = start_engine(place, path, name, spec)
     follower = None
     try:
         engine.wait_ready()
-        follower = Follower(place, name, engine, carrier)
+        follower = Follower(place, name, engine)
         for number in range(1, STEPS + 1):
             follower.take(number)
         result = jobs.finish(follower.trainer, 120)
@@ -149,7 +175,7 @@ def test_workers_read_from_trainer_ranks_what_their_maps_meet(place, base, name)
         if follower is not None:
             follower.agent.stop()
             jobs.stop_started()
-        own_config().unlink(missing_ok=True)
+        workers_config().unlink(missing_ok=True)
         engine.stop()
 
 
@@ -170,13 +196,14 @@ def check_bytes(follower, weights, carrier):
     taken = follower.records()
     assert Counter(record["version"] for record in taken) == dict.fromkeys(made, 2), taken
     held = held_bytes(weights)
+    beside = MOST_BESIDE_EXPERTS if "moe" in follower.job.job else MOST_BESIDE
     for record in taken:
         read, needed = record["wire_bytes"], record["needed_bytes"]
         version = made[record["version"]]
         assert record["carrier"] == carrier, record
-        assert needed <= read <= needed * (1 + MOST_BESIDE), record
+        assert needed <= read <= needed * (1 + beside), record
         if version["encoding"] == "full":
-            assert abs(read - held) <= held * MOST_BESIDE, (held, record)
+            assert abs(read - held) <= held * beside, (held, record)
         else:  # of the rows and columns that it holds, and no other rank's
             assert 0 < read < version["wire_bytes"] * 0.75, (version, record)
     print(f"{len(taken)} reads by two workers over {carrier}: {held} bytes held, read of dense versions "

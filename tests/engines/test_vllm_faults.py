@@ -98,7 +98,7 @@ def test_a_killed_worker(pair, started):
     engine, run = pair
     run.publish()
     os.kill(engine.pids[1], signal.SIGKILL)
-    with pytest.raises(HostError, match="the engine does not say what it holds"):
+    with pytest.raises(HostError, match="the engine does not report what it holds"):
         for _ in range(3):  # vLLM may need a moment to notice
             engine.update(timeout_s=10)
     started.drop(SPEC)

@@ -67,8 +67,8 @@ class Probe(WorkerExtension):
         load = None
         if self.vllm_config.quant_config is not None:  # its parameters have lost their loaders
             load = partial(self.reload_weights, weights_path=path)
-        model, follower = self.model_runner.get_model(), self._driftless_follower()
-        return back_to_base(model, follower, path, load)
+        model, receiver = self.model_runner.get_model(), self._driftless_receiver()
+        return back_to_base(model, receiver, path, load)
 
     def probe_addresses(self):
         """The addresses of the parameters: CUDA graphs record them."""
@@ -77,12 +77,12 @@ class Probe(WorkerExtension):
 
     def probe_ways(self):
         """tensor -> (way, reason)"""
-        ways = self._driftless_follower().target.ways
+        ways = self._driftless_receiver().target.ways
         return {name: (way.way, way.reason) for name, way in ways.items()}
 
     def probe_derived(self):
         """tensor -> the function that computes it, as the target reports it."""
-        target = self._driftless_follower().target
+        target = self._driftless_receiver().target
         return target._made.writer.derived.names if hasattr(target, "_made") else {}
 
     def probe_rebind(self, parameter):
@@ -130,7 +130,7 @@ class Probe(WorkerExtension):
         written (the rank is then at the new version, and reports a failure). "torn": every commit
         fails and cannot be undone, as long as the file `path` exists."""
         if self.rank == rank:
-            install(self._driftless_follower(), point, self.model_runner.get_model(), path)
+            install(self._driftless_receiver(), point, self.model_runner.get_model(), path)
         return {"rank": self.rank}
 
 
@@ -177,14 +177,14 @@ def rearranged(model, path, rows, write):
     return others
 
 
-def back_to_base(model, follower, path, load=None):
-    """Loads the weights of `path`, and resets the follower."""
+def back_to_base(model, receiver, path, load=None):
+    """Loads the weights of `path`, and resets the receiver."""
     from safetensors.torch import load_file
 
-    if follower is not None:
-        closed = follower.close()
+    if receiver is not None:
+        closed = receiver.close()
         assert closed["state"] == "closed", closed["error"]
-        follower.__init__(follower.rank, follower.make_target, follower.settings)
+        receiver.__init__(receiver.rank, receiver.make_target, receiver.settings)
     with torch.no_grad():
         if load is not None:
             load()
@@ -193,17 +193,17 @@ def back_to_base(model, follower, path, load=None):
     return {}
 
 
-def install(follower, point, model, path=""):
+def install(receiver, point, model, path=""):
     """Makes the next commit fail; "torn": every commit, as long as the file `path` exists."""
-    worker = follower.worker
+    worker = receiver.worker
     if point == "reload":
         return fail_reload(model)
     if point == "torn":
-        follower.worker = Torn(worker, model, path)
+        receiver.worker = Torn(worker, model, path)
         return None
 
     def failing(version, nonce, ticket):
-        follower.worker = worker
+        receiver.worker = worker
         if point == "before":
             return worker.refuse("injected before the commit", nonce)
         if point == "during":
@@ -211,7 +211,7 @@ def install(follower, point, model, path=""):
         worker.commit(version, nonce, ticket)
         return worker.refuse("injected after the commit", nonce)
 
-    follower.worker = Wrapped(worker, failing)
+    receiver.worker = Wrapped(worker, failing)
 
 
 class Wrapped:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Applying under faults: whatever fails, and whenever the machine stops, the next apply ends at
-// exactly the new version, and until then the weights are the old ones or a journal says that they
+// Applying under faults: whatever fails, and whenever the machine stops, the next apply reaches
+// exactly the new version. Until then the weights are the old ones, or a journal shows that they
 // are not.
 #include <gtest/gtest.h>
 
@@ -43,7 +43,8 @@ class ApplyFaultTest : public ::testing::TestWithParam<ApplyCase> {
     return apply_versions(fs, published_, copy_, std::nullopt, options);
   }
 
-  // One run that fails at call `at`, then one that must finish. Returns whether the fault was met.
+  // One apply that fails at call `at`, then one that must succeed. Returns whether the fault
+  // occurred.
   bool play(Fault fault, std::uint64_t at, double keep) {
     copy_directory(base_, copy_);
     std::filesystem::remove_all(stash_);

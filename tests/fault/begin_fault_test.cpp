@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two publisher ranks over files, of which the other one begins late: whoever fails meanwhile, both
-// know at once and not when the deadline is over.
+// Two publisher ranks over files, one of which begins late. If either fails meanwhile, both learn
+// of it at once, not at the deadline.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A road that fails at each of its calls, and its fallback: no version is lost, none is applied
-// twice, and one line says it.
+// twice, and one log line reports the switch.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 constexpr unsigned kRanks = 2;
 
-// The loopback road, as one that cannot be reached from where a test says so.
+// The loopback road; a test can make it unreachable for some processes.
 class Reach final : public ForwardingReceiveRoad {
  public:
   Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached)
@@ -69,7 +69,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   }
   void TearDown() override { stop_trainer(); }
 
-  // `why_not`: of a rank that cannot open the first road.
+  // `without`: a rank that cannot open the first road.
   void start_trainer(std::optional<unsigned> without = {}) {
     make_roads(without);
     for (const Status& status : open()) ASSERT_TRUE(status.ok()) << status.to_string();
@@ -101,7 +101,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       return made.status();
     });
   }
-  // What a rank offers, and what rollouts hold of it.
+  // The offer of a rank; rollouts hold the same.
   virtual MemorySource offer(const Weights& weights, unsigned rank) {
     return MemorySource(weights, rank, kRanks, 3);
   }
@@ -144,7 +144,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     FallbackRoads roads;
     roads.name = "shared_fs";
     roads.label = "[P2P]";
-    roads.say = [this](std::string_view line) { lines_.emplace_back(line); };
+    roads.log = [this](std::string_view line) { lines_.emplace_back(line); };
     return roads;
   }
 
@@ -168,7 +168,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     for (const Status& status : publish()) ASSERT_TRUE(status.ok()) << status.to_string();
   }
 
-  // A rollout that holds the base.
+  // A rollout that starts with the base.
   struct Rollout {
     Weights held;
     std::unique_ptr<MappedTarget> target;
@@ -187,7 +187,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     for (auto& [name, tensor] : made->held) data.push_back(tensor.bytes.data());
     made->target = std::move(*make_memory_target(layout_of(made->held), data, VersionId{}, 1));
     FallbackRoads roads = common();
-    roads.say = [rollout = made.get()](std::string_view line) {
+    roads.log = [rollout = made.get()](std::string_view line) {
       rollout->lines.emplace_back(line);
     };
     roads.first->receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
@@ -208,7 +208,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     made->receiver = std::move(*receiver);
     return made;
   }
-  // To the newest version, and proves that its weights are that one's.
+  // Follows to the newest version, and proves that the weights are those of that version.
   void follow(Rollout& rollout) {
     const std::uint64_t newest = weights_.size() - 1;
     const Deadline deadline = Deadline::after(30s);
@@ -251,7 +251,7 @@ TEST_P(FallbackFaultTest, AVersionThatFailsGoesByTheFallbackAndNothingIsLost) {
   }
   EXPECT_TRUE(lines_.empty());
   faulty_[bad]->arm(fault);
-  *cut->reached = false;  // this one never held a version of the first road
+  *cut->reached = false;  // this rollout never held a version of the first road
   publish_well();
   ASSERT_EQ(lines_.size(), 1U) << (lines_.empty() ? "" : lines_.back());
   EXPECT_TRUE(lines_[0].starts_with("[P2P] ")) << lines_[0];
@@ -268,7 +268,7 @@ TEST_P(FallbackFaultTest, AVersionThatFailsGoesByTheFallbackAndNothingIsLost) {
     EXPECT_EQ(rollout->lines.size(), 1U);
     EXPECT_EQ(rollout->open.fallback(), "shared_fs");
   }
-  // The trainer is started again, and the run goes on where its versions are.
+  // The trainer restarts: the run continues on the road that has its versions.
   const Hash128 run = publishers_[0]->version().run;
   stop_trainer();
   start_trainer();
@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(RoadFault::kWrite, 1U), std::pair(RoadFault::kFlush, 0U),
                       std::pair(RoadFault::kFlush, 1U), std::pair(RoadFault::kSeal, 0U)));
 
-// Weights in bfloat16, whose blocks both ranks have a part of, for a base with FP8 blocks.
+// Weights in bfloat16 for a base with FP8 blocks; both ranks have a part of some blocks.
 class QuantizedFallbackTest : public FallbackFaultTest {
  protected:
   QuantizedFallbackTest() {
@@ -359,7 +359,7 @@ TEST_P(FallbackTest, ARankThatCannotServeSendsAllRanksToTheFallbackAtTheStart) {
   EXPECT_EQ(rollout->versions, std::vector<std::uint64_t>{1});
 }
 
-// Full versions that one rank's ring cannot hold are known before the first: no version fails.
+// If full versions do not fit one rank's ring, that is known before the first version: none fails.
 TEST_P(FallbackTest, ARingThatIsTooSmallSendsAllRanksToTheFallbackAtTheStart) {
   options_.mode = UpdateMode::kFull;
   make_roads();
@@ -373,7 +373,7 @@ TEST_P(FallbackTest, ARingThatIsTooSmallSendsAllRanksToTheFallbackAtTheStart) {
   EXPECT_EQ(rollout->versions, std::vector<std::uint64_t>{1});
 }
 
-// Deltas may fit where a whole version does not: nothing is known before they are made.
+// Deltas may fit even if a full version does not: that is only known once they are made.
 TEST_P(FallbackTest, ASmallRingIsNoReasonToGoOverForDeltas) {
   make_roads();
   faulty_[1]->limit(1000);
@@ -392,8 +392,8 @@ TEST_P(FallbackTest, ASealWhoseAnswerIsLostIsNoReasonToGoOver) {
   EXPECT_TRUE(lines_.empty());
 }
 
-// Between the announcement on the fallback and the first version there: its number is not used
-// again for other weights, and rollouts that hold versions of the first road go on.
+// Between the announcement on the fallback and the first version there: the version's number is not
+// used again for other weights, and rollouts that hold versions of the first road can follow.
 TEST_P(FallbackTest, ATrainerThatEndsWhileItGoesOverUsesNoNumberAgain) {
   start_trainer();
   auto rollout = start_rollout("rollout");
@@ -405,7 +405,7 @@ TEST_P(FallbackTest, ATrainerThatEndsWhileItGoesOverUsesNoNumberAgain) {
   for (const Status& status : publish()) EXPECT_FALSE(status.ok());
   stop_trainer();
   start_trainer();
-  // It has the base again: nobody holds the weights of versions 1 and 2 any more but the rollout.
+  // The trainer has the base again: now only the rollout has the weights of versions 1 and 2.
   publish_well();
   EXPECT_EQ(publishers_[0]->version().version, 3U);
   follow(*rollout);

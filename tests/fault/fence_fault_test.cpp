@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two publishers on one directory: the lock file of one is removed at any of its file-system calls,
-// as an operator does who takes it for dead, and another takes the directory over. The directory
-// then holds one chain of versions, the first publisher is fenced, and says so.
+// Two publishers on one directory: at any file-system call of the first, an operator who believes
+// it dead removes its lock file, and the second takes the directory over. The directory then holds
+// one chain of versions, and the first publisher is fenced and reports that.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A trainer of some ranks over one directory.
+// A trainer with several ranks over one directory.
 class DirectoryTrainer {
  public:
   DirectoryTrainer(FileSystem& fs, const std::string& dir, unsigned ranks, const Weights& base)
@@ -59,7 +59,7 @@ class DirectoryTrainer {
   [[nodiscard]] const Status& opened() const { return opened_; }
   [[nodiscard]] Publisher& publisher() { return *publishers_[0]; }
 
-  // Of the leader.
+  // Publishes, and returns the leader's status.
   Status publish(const Weights& weights) {
     return each([&](unsigned rank) {
       MemorySource source(weights, rank, ranks_, 2);
@@ -93,7 +93,7 @@ class DirectoryTrainer {
 
 class Fence : public ::testing::TestWithParam<unsigned> {
  protected:
-  // What a new rollout ends with that follows the directory from the base.
+  // The state of a new rollout that follows the directory from the base.
   Result<TargetState> follow(const Weights& expected) {
     SharedFsOptions options;
     options.dir = dir();
@@ -127,8 +127,8 @@ class Fence : public ::testing::TestWithParam<unsigned> {
   void remove_lock() const { std::filesystem::remove(dir() + "/.driftless-publisher.lock"); }
   [[nodiscard]] std::string dir() const { return temp_.file("road"); }
 
-  // The takeover happens before call number `at` of the first trainer's second version; false: it
-  // makes fewer calls.
+  // The takeover happens before call number `at` of the first trainer's second version. False: that
+  // version takes fewer calls.
   bool play(std::uint64_t at) {
     std::filesystem::remove_all(dir());
     StallingFileSystem fs;
@@ -170,7 +170,7 @@ TEST_P(Fence, ATakeoverAtAnyCallLeavesOneChain) {
   EXPECT_GT(calls, 20U) << "the takeovers did not reach the work";
 }
 
-// A trainer that stalls while it opens an empty directory wakes up in another's.
+// While a trainer opens an empty directory and stalls, another trainer takes the directory.
 TEST_P(Fence, ATakeoverAtAnyCallOfAnOpeningLeavesTheOthersRun) {
   std::uint64_t at = 0;
   for (; !HasFailure(); ++at) {
@@ -187,7 +187,7 @@ TEST_P(Fence, ATakeoverAtAnyCallOfAnOpeningLeavesTheOthersRun) {
     const DirectoryTrainer first(fs, dir(), GetParam(), one_);
     ASSERT_NE(second, nullptr) << "call " << at;
     if (second->opened().code() == StatusCode::kWrongBase)
-      break;  // the first has announced its own
+      break;  // the first trainer has announced its run
     EXPECT_FALSE(first.opened().ok()) << "call " << at;
     const Result<TargetState> there = follow(theirs_);
     EXPECT_TRUE(there.ok()) << "call " << at << ": " << there.status().to_string();
@@ -202,7 +202,7 @@ TEST_P(Fence, ALockFileThatWasRemovedFencesAndTheErrorNamesBothRuns) {
   DirectoryTrainer refused(posix_file_system(), dir(), GetParam(), base_);
   EXPECT_EQ(refused.opened().code(), StatusCode::kBusy);
   EXPECT_NE(refused.opened().message().find(concat("process ", ::getpid())), std::string::npos);
-  // Somebody empties the directory for another run.
+  // An operator empties the directory for another run.
   for (const auto& entry : std::filesystem::directory_iterator(dir())) {
     std::filesystem::remove_all(entry.path());
   }
@@ -218,8 +218,8 @@ TEST_P(Fence, ALockFileThatWasRemovedFencesAndTheErrorNamesBothRuns) {
   EXPECT_TRUE(follow(theirs_).ok());
 }
 
-// Somebody removes the newest version, and the trainer restarts: who goes by numbers must not take
-// the next version for the one that it has.
+// An operator removes the newest version, and the trainer restarts: a receiver that compares
+// numbers must not take the next version for the one that it has.
 TEST_P(Fence, ANumberThatWasVisibleIsNotUsedAgain) {
   {
     DirectoryTrainer first(posix_file_system(), dir(), GetParam(), base_);
@@ -256,7 +256,7 @@ TEST_P(Fence, ARunWhoseUsedNumbersNobodyKnowsIsNotResumed) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Fence, ::testing::Values(1U, 2U));
 
-// Stops its process in the middle of a version.
+// Stops the process in the middle of a version.
 class StoppingSource final : public WeightSource {
  public:
   explicit StoppingSource(const Weights& weights) : source_(weights) {}

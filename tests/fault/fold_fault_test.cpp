@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folding versions into a checkpoint under faults: the checkpoint ends at the last version of the
-// fold or stays where it was, never between, and whoever comes next (the same process, or another
-// after a power cut) goes on from there.
+// Folding versions into a checkpoint under faults: the checkpoint reaches the last version of the
+// fold or stays at its old one, and is never between them. The next process (the same one, or
+// another after a power cut) continues from there.
 #include <gtest/gtest.h>
 
 #include "plugin/targets/weight_target.h"
@@ -26,7 +26,7 @@ class FoldFaultTest : public ::testing::TestWithParam<FoldCase> {
     write_checkpoint(base_, run_.weights[0], 2);
   }
 
-  // Brings the target to version 2 in one commit, where it is not there.
+  // Brings the target to version 2 in one commit, if it is not there yet.
   Status fold(WeightTarget& target) {
     if (!target.state().valid) DRIFTLESS_RETURN_IF_ERROR(target.recover());
     if (target.state().id.version == 2) return {};
@@ -61,7 +61,7 @@ class FoldFaultTest : public ::testing::TestWithParam<FoldCase> {
     EXPECT_FALSE(exists(posix_file_system(), copy_ + "/.weight_sync/journal.tmp"));
   }
 
-  // A process that meets a fault; another that comes after it. Whether the fault was met.
+  // One process meets a fault; another one comes after it. Returns whether the fault occurred.
   bool play_processes(Fault fault, std::uint64_t at, double keep) {
     prepare();
     FaultyFileSystem faulty(fault, at, stash_);
@@ -75,7 +75,7 @@ class FoldFaultTest : public ::testing::TestWithParam<FoldCase> {
     return met;
   }
 
-  // A process that meets a fault in a live target, and goes on with it.
+  // One process meets a fault in a live target, and continues with that target.
   bool play_one_process(Fault fault, std::uint64_t at) {
     prepare();
     FaultyFileSystem faulty(fault, at, stash_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishing under faults: a version is there whole, or not at all, and the next publisher
+// Publishing under faults: a version is complete or not visible at all, and the next publisher
 // succeeds.
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class PublishFaultTest : public ::testing::TestWithParam<DirectoryLayout> {
     return write_delta(fs, delta);
   }
 
-  // Whether a version that is visible is whole.
+  // Expects that a visible version is complete.
   void expect_whole_or_absent(std::uint64_t at) {
     FileSystem& fs = posix_file_system();
     const auto versions = list_versions(fs, published_);

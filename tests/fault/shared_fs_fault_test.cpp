@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared_fs road under faults: whatever call fails or is the last, a publication is there whole
-// or not at all, the earlier ones stay as they were, and the road goes on.
+// The shared_fs road under faults: whichever call fails or is the last, a publication is complete
+// or not visible at all, the earlier ones are unchanged, and the road still works.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -37,7 +37,8 @@ class World : public RoadWorld {
   std::vector<std::unique_ptr<SendRoad>> senders_;
 };
 
-// As publish() of the contract suite, without threads: the faults must meet the same calls.
+// As publish() of the contract suite, but without threads: the order of calls must be the same in
+// each run.
 Status publish_in_turn(World& world, const PublicationId& id, const RankParts& parts) {
   for (unsigned rank = 0; rank < 2; ++rank) {
     DRIFTLESS_RETURN_IF_ERROR(world.sender(rank).begin(id, soon()));
@@ -63,7 +64,7 @@ class SharedFsFaultTest : public ::testing::Test {
     return some_parts(2, 2, 1500, 2 * id.version + (id.kind == PublicationKind::kAnchor ? 1 : 0));
   }
 
-  // What is there before the fault: two steps and an anchor, durable.
+  // The state before the fault: two steps and an anchor, durable.
   void start_afresh() {
     stdfs::remove_all(options_.dir);
     stdfs::remove_all(dir_.file("stash"));
@@ -76,7 +77,7 @@ class SharedFsFaultTest : public ::testing::Test {
     }
   }
 
-  // Everything that a receiver lists can be fetched, and is what was published.
+  // Everything that a receiver lists can be fetched, and has the bytes that were published.
   std::vector<PublicationId> expect_whole(std::uint64_t at) {
     auto road = make_shared_fs_receiver(posix_file_system(), options_);
     EXPECT_TRUE(is_ok(road));
@@ -100,7 +101,7 @@ class SharedFsFaultTest : public ::testing::Test {
     return std::ranges::find(ids, id) != ids.end();
   }
 
-  // One publisher's life under a fault: open, publish, prune. Whether the fault was met.
+  // One publisher under a fault: open, publish, prune. Returns whether the fault occurred.
   bool play(Fault fault, std::uint64_t at, double keep) {
     start_afresh();
     FaultyFileSystem faulty(fault, at, dir_.file("stash"));
@@ -127,7 +128,7 @@ class SharedFsFaultTest : public ::testing::Test {
     return met;
   }
 
-  // The same publisher, once the fault has passed.
+  // The same publisher continues after the fault.
   void go_on(World& world, FaultyFileSystem& faulty, std::uint64_t at) {
     faulty.plan(Fault::kNone, 0);
     const auto seen = world.sender(0).published(step(3), soon());
@@ -139,7 +140,7 @@ class SharedFsFaultTest : public ::testing::Test {
     EXPECT_TRUE(is_ok(publish_in_turn(world, step(3), parts_of(step(3))))) << "call " << at;
   }
 
-  // Another process takes over, and nothing hidden stays.
+  // Another process takes over, and leaves no hidden file behind.
   void expect_next_publisher(const std::vector<PublicationId>& ids, std::uint64_t at) {
     World world(posix_file_system(), options_);
     ASSERT_OK(world.opened());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hundreds of versions with faults on both sides and receivers that come, go and fall behind: at
-// every commit the bytes are those of the version that it claims to be.
+// Hundreds of versions with faults on both sides, while receivers come, leave and fall behind. At
+// every commit a receiver's bytes must be those of the version that it claims to hold.
 //
-// Seeded. DRIFTLESS_SOAK_VERSIONS and DRIFTLESS_SOAK_SEED make it longer, or another one.
+// Seeded. DRIFTLESS_SOAK_VERSIONS makes the test longer, DRIFTLESS_SOAK_SEED chooses another seed.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -48,14 +48,14 @@ Hash128 hash_of(const Weights& weights) {
   return xxh3_128(all);
 }
 
-// What each version is, by a hash that has nothing to do with the digest.
+// The hash of the weights of each version; it is independent of the digest.
 class Record {
  public:
   void add(std::uint64_t version, const Hash128& hash) {
     const std::scoped_lock lock(mutex_);
     hashes_[version] = hash;
   }
-  // A receiver may be faster than the trainer's report: waits a little.
+  // A receiver may commit before the trainer's publish() returns: waits a little.
   [[nodiscard]] bool is(std::uint64_t version, const Hash128& hash) {
     for (int i = 0; i < 2000; ++i) {
       {
@@ -75,7 +75,7 @@ class Record {
 
 using MakeReceiver = std::function<std::unique_ptr<ReceiveRoad>()>;
 
-// One rollout's life: follows, sleeps, forgets everything and joins again.
+// One rollout: it follows, sleeps, loses its state and joins again.
 class SoakReceiver {
  public:
   SoakReceiver(MakeReceiver make, unsigned number, std::uint64_t seed, const Weights& base,
@@ -138,7 +138,7 @@ class SoakReceiver {
     const auto done = receiver_->commit();
     if (!done.ok()) {
       ++failures;
-      // Whatever failed, what is there is a version or says that it is none.
+      // After any failure the target holds a version, or reports that it holds none.
       const TargetState state = target_->state();
       if (state.valid && state.id.version > 0) {
         wrong += record_.is(state.id.version, hash_of(held_)) ? 0 : 1;
@@ -170,7 +170,7 @@ struct SoakRoads {
   MakeReceiver receiver;
 };
 
-// The trainer's side: two ranks; a fault at about every tenth version, a restart now and then.
+// The trainer: two ranks, a fault in about every tenth version, and a restart now and then.
 class SoakTrainer {
  public:
   SoakTrainer(SoakRoads& roads, const PublisherOptions& options, const Weights& base,
@@ -194,7 +194,7 @@ class SoakTrainer {
     open();
     record.add(0, hash_of(base_));
     while (version() < versions) {
-      if (random_() % 100 == 0) open();  // restarted: goes on with the run
+      if (random_() % 100 == 0) open();  // restarted: resumes the run
       weights_ =
           testing::changed_weights(weights_, random_(), random_() % 20 == 0 ? 0.9 : 0.01, "none");
       if (random_() % 10 == 0) {
@@ -202,21 +202,21 @@ class SoakTrainer {
         const bool leaders = fault >= RoadFault::kSeal;
         roads_.senders[leaders ? 0 : random_() % kSoakRanks]->arm(fault);
       }
-      // A version whose seal is in doubt may be seen before its report is: it is recorded first.
+      // Receivers may see a version in doubt before publish() returns: record it first.
       record.add(version() + 1, hash_of(weights_));
       std::vector<Status> statuses = each([&](unsigned rank) -> Status {
         MemorySource source(weights_, rank, kSoakRanks, 3);
         return publishers_[rank]->publish(source).status();
       });
       failures += statuses[0].ok() ? 0 : 1;
-      std::this_thread::sleep_for(1ms);  // a step takes its time; the receivers get theirs
-      // In doubt, or not published: only the road knows, so ask it before this number is used for
-      // other weights.
+      std::this_thread::sleep_for(1ms);  // a step takes some time, in which the receivers run
+      // The version is in doubt or not published. Only the road can tell, so ask it before this
+      // number is used for other weights.
       if (!statuses[0].ok()) publish_again(record);
     }
   }
 
-  // Who fell behind at the very end gets an anchor when it asks.
+  // A receiver that fell behind at the very end gets an anchor if it requests one.
   void help() {
     each([&](unsigned rank) { return publishers_[rank]->publish_anchor(); });
   }
@@ -226,7 +226,7 @@ class SoakTrainer {
   std::uint64_t failures = 0;
 
  private:
-  // Publishes the same weights again: where the version was sealed they are the version after it.
+  // Publishes the same weights again: if the version was sealed, they become the next version, too.
   void publish_again(Record& record) {
     for (int attempt = 0; attempt < 3; ++attempt) {
       record.add(version() + 2, hash_of(weights_));
@@ -308,7 +308,7 @@ PublisherOptions soak_options() {
 
 TEST(Soak, Loopback) {
   LoopbackOptions small;
-  small.ring_versions = 6;  // so that who sleeps falls out of it
+  small.ring_versions = 6;  // a receiver that sleeps misses versions
   LoopbackHub hub(small, kSoakRanks);
   SoakRoads roads;
   for (unsigned rank = 0; rank < kSoakRanks; ++rank) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file system that stalls for longer than the deadline, at any of the calls: the caller gets its
-// answer soon after the call came back, nothing is half, and the next attempt succeeds.
+// A file system that stalls for longer than the deadline, at any call: the caller gets its status
+// soon after that call returned, nothing is left incomplete, and the next attempt succeeds.
 #include <gtest/gtest.h>
 
 #include "collectives/group.h"
@@ -19,9 +19,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kDeadline = 60ms;
 constexpr auto kStall = 80ms;
-constexpr auto kBound = 3s;  // far less than any default, much more than both: machines are busy
+constexpr auto kBound = 3s;  // far below every default, far above both delays: machines are busy
 
-// A publisher and a receiver in memory, each on a file system of its own over the same files.
+// A publisher and a receiver in memory. Each has a file system of its own over the same files.
 class StallFaultTest : public ::testing::TestWithParam<DirectoryLayout> {
  protected:
   void SetUp() override {
@@ -62,7 +62,7 @@ class StallFaultTest : public ::testing::TestWithParam<DirectoryLayout> {
     if (!news) return {};
     return receiver_->commit().status();
   }
-  // A busy machine may be as slow as a stall, so once more than once.
+  // A busy machine may be as slow as a stall, so the work is tried more than once.
   template <typename Work>
   static void succeed_soon(const Work& work) {
     Status status;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: coding (1 byte), dtype (1), number of entries (1), entries of 40 bytes as BucketEntry has
-// them (u32 tensor, u32 width, four u64), size of the positions (u16), positions, values. What the
-// gate lets through must lie within the tensor, in order, and be as much as the table says.
+// Input: coding (1 byte), dtype (1), number of entries (1), entries of 40 bytes as in BucketEntry
+// (u32 tensor, u32 width, four u64), size of the positions (u16), positions, values. Accepted
+// positions must lie within the tensor, ascend, and have the number that the table states.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a frame. It is decoded as it is, and once more with all hashes made right, so that what
-// lies behind them is reached. A plain frame that is accepted must be the one that its content
-// encodes to.
+// Input: a frame. It is decoded as it is, and once more with all hashes recomputed, so that the
+// checks behind them run. A plain frame that is accepted must be the one that its content encodes
+// to.
 #include <cstdint>
 #include <cstdlib>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that land in device memory, as the nccl road lets them, for tests without that road; and
+// Parts that arrive in device memory, as over the nccl road, for tests without that road; and
 // weights there.
 #pragma once
 
@@ -34,7 +34,7 @@ enum class Arrival : unsigned char {
   return version;
 }
 
-// Fetches over another road; what it returns has been compared there.
+// Fetches over another road, and returns bytes whose hash was compared.
 class ArrivalRoad final : public SharedReceiveRoad {
  public:
   ArrivalRoad(std::unique_ptr<ReceiveRoad> road, Arrival where)
@@ -59,7 +59,7 @@ class ArrivalRoad final : public SharedReceiveRoad {
   Arrival where_;
 };
 
-// All tensors of some weights on the device, each with a guard, at uneven places.
+// All tensors of some weights on the device, at unaligned addresses, each with a guard.
 class DeviceModel {
  public:
   explicit DeviceModel(const Weights& weights) {
@@ -77,7 +77,7 @@ class DeviceModel {
     return data;
   }
   [[nodiscard]] std::byte* tensor(std::size_t index) const { return tensors_[index].data(); }
-  // Bit for bit, and nothing around them was written.
+  // Whether the tensors are equal bit for bit, and the bytes around them unchanged.
   [[nodiscard]] bool holds(const Weights& weights) const {
     std::size_t index = 0;
     for (const auto& [name, tensor] : weights) {

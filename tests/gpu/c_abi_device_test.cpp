@@ -143,11 +143,11 @@ TEST_F(CAbiDevice, FollowsThroughStridesOnTheGpu) {
   std::deque<DeviceBytes> memory;
   open();
   for (std::size_t i = 0; i < layout.size(); ++i) {
-    const Strided& own = tensors.emplace_back(layout[i]);
-    memory.emplace_back(own.placed(weights_.at(layout[i].name), kBetween));
-    ASSERT_EQ(
-        add(layout[i], memory.back().data(), own.strides.empty() ? nullptr : own.strides.data()),
-        DRIFTLESS_OK)
+    const Strided& strided = tensors.emplace_back(layout[i]);
+    memory.emplace_back(strided.placed(weights_.at(layout[i].name), kBetween));
+    ASSERT_EQ(add(layout[i], memory.back().data(),
+                  strided.strides.empty() ? nullptr : strided.strides.data()),
+              DRIFTLESS_OK)
         << message();
   }
   const auto holds = [&](const Weights& weights) {

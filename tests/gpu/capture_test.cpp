@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda::CaptureBatch: everything that differs is there, or counted.
+// cuda::CaptureBatch stores or counts every unit that differs.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -16,7 +16,7 @@ struct Sides {
   std::vector<std::uint32_t> differing;
 };
 
-// `every`: one unit of so many differs, but for a stretch of 80 KB of which all do.
+// One unit in `every` differs; in a stretch of 80 KB all units differ.
 Sides make_sides(std::uint64_t units, unsigned unit_bytes, unsigned every) {
   std::mt19937 random(units + unit_bytes);
   Sides sides;

@@ -45,18 +45,19 @@ inline Captured capture(const DeviceBytes& before, const DeviceBytes& after, std
   bring(tiles.data(), batch->tiles_dev(), tiles.size() * sizeof(tiles[0]));
   bring(&found.changed, batch->changed_dev(), sizeof(found.changed));
   for (std::size_t i = 0; i < tiles.size(); ++i) {
-    const auto [base, own, first, last] = tiles[i];
-    if (base + own > room) {
-      found.lost += own;
+    const auto [base, in_tile, first, last] = tiles[i];
+    if (base + in_tile > room) {
+      found.lost += in_tile;
       continue;
     }
     const auto begin =
         static_cast<std::uint32_t>(i * (cuda::CaptureBatch::kTileBytes / unit_bytes));
-    for (std::uint64_t k = base; k < base + own; ++k) found.positions.push_back(begin + kept[k]);
-    const auto add = [&, base = base, own = own](std::vector<std::byte>& to,
-                                                 const std::vector<std::byte>& from) {
+    for (std::uint64_t k = base; k < base + in_tile; ++k)
+      found.positions.push_back(begin + kept[k]);
+    const auto add = [&, base = base, count = in_tile](std::vector<std::byte>& to,
+                                                       const std::vector<std::byte>& from) {
       to.insert(to.end(), from.begin() + static_cast<std::ptrdiff_t>(base * unit_bytes),
-                from.begin() + static_cast<std::ptrdiff_t>((base + own) * unit_bytes));
+                from.begin() + static_cast<std::ptrdiff_t>((base + in_tile) * unit_bytes));
     };
     add(found.values, new_bytes);
     add(found.old_values, old_bytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that publish blocks of tensors with a GPU give receivers what ranks without one do: rows,
-// columns, several blocks of a tensor, with the snapshot on the device or pinned, one rank with a
-// GPU beside one without, in frames and in layouts of whole tensors.
+// Receivers get the same from ranks that publish blocks with a GPU and from ranks without one:
+// rows, columns, several blocks of a tensor, with the snapshot on the device or pinned, one rank
+// with a GPU beside one without, in frames and in layouts of whole tensors.
 #include <gtest/gtest.h>
 
 #include "gpu/device.h"
@@ -134,7 +134,7 @@ TEST_P(GpuBlocks, AreTheTensors) {
   EXPECT_TRUE(late.holds(weights));
 }
 
-// Parts that lie on the device, as NCCL's: frames are put together there. Onto loopback after all.
+// Parts in device memory, as over NCCL: frames are assembled there. The bytes travel over loopback.
 class DevicePart final : public ForwardingPart {
  public:
   using ForwardingPart::ForwardingPart;

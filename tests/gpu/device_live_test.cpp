@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A publisher without a snapshot whose weights lie on the GPU: receivers get what capture() saw,
-// and what it did not see, too.
+// A publisher without a snapshot whose weights are on the GPU. Receivers get the changes that
+// capture() saw, and also those that it did not see.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -56,7 +56,7 @@ class GpuTrainer final : public WeightSource {
     write();
     return captured;
   }
-  // All of it queued on a stream that is busy; nobody waits.
+  // Queues everything on a busy stream; no call waits.
   Status step_queued(Publisher& publisher, std::uint32_t most, cudaStream_t stream) {
     must(cudaLaunchHostFunc(
         stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); },
@@ -203,7 +203,7 @@ TEST_F(LiveOnGpu, AWriteThatWasNotCapturedIsFound) {
   EXPECT_TRUE(publish().notes.empty());
 }
 
-// Nothing is waited for: comparing, and the version, come behind what the stream has to do.
+// No call waits: the comparison and the version run on the stream after its earlier work.
 TEST_F(LiveOnGpu, CapturesOnTheTrainersStream) {
   open();
   ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
@@ -224,7 +224,8 @@ TEST_F(LiveOnGpu, CapturesOnTheTrainersStream) {
   must(cudaStreamDestroy(stream));
 }
 
-// What never changed so much is not all kept: it goes out whole, and the next time there is room.
+// Not all changes of a far larger step fit. The tensor goes out whole, and the next time there is
+// room.
 TEST_F(LiveOnGpu, AStepOfFarMoreChangesGoesOutWhole) {
   PublisherOptions options = quick_options();
   options.full_above_density = 1;
@@ -237,7 +238,7 @@ TEST_F(LiveOnGpu, AStepOfFarMoreChangesGoesOutWhole) {
   EXPECT_EQ(publish().live.resent_tensors, 0U);
 }
 
-// Nobody knows in the call that so much changed; the next version sweeps within it.
+// The call cannot know how many changes there will be; the next version sweeps and finds them.
 TEST_F(LiveOnGpu, BehindAStepFarMoreChangesGoOutWithTheNextVersion) {
   PublisherOptions options = quick_options();
   options.full_above_density = 1;
@@ -271,7 +272,7 @@ TEST_F(LiveOnGpu, BehindAStepOtherWeightsFailTheVersion) {
   EXPECT_TRUE(rollout_->holds(called));
 }
 
-// Also from one NaN to another, and nothing is swept.
+// Also if one NaN replaces another; no sweep is needed.
 TEST_F(LiveOnGpu, SendsTheBitsThatWereWrittenForANaN) {
   PublisherOptions options = quick_options();
   options.sweep_every = 0;

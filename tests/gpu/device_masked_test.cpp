@@ -31,16 +31,16 @@ struct Changes {
     std::uint64_t at = random() % 3;
     while (at < units) {
       const std::uint64_t origin = at - std::min<std::uint64_t>(at, random() % 2);
-      auto& own = offsets.emplace_back();
-      for (; at < units && own.size() < most; at += 1 + random() % 5) {
-        own.push_back(static_cast<std::uint32_t>(at - origin));
+      auto& picked = offsets.emplace_back();
+      for (; at < units && picked.size() < most; at += 1 + random() % 5) {
+        picked.push_back(static_cast<std::uint32_t>(at - origin));
       }
-      auto& bytes = values.emplace_back(own.size() * width);
+      auto& bytes = values.emplace_back(picked.size() * width);
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 128);
       DeltaPiece piece;
-      piece.count = static_cast<std::uint32_t>(own.size());
+      piece.count = static_cast<std::uint32_t>(picked.size());
       piece.origin = origin;
-      piece.offsets = own.data();
+      piece.offsets = picked.data();
       piece.values = bytes.data();
       pieces.push_back(piece);
     }
@@ -251,10 +251,10 @@ TEST_F(DeviceMaskedTest, AThreadKeepsTheGpuThatItHas) {
     }
     must(cudaSetDevice(0));
     must(cudaDeviceSynchronize());
-    void* const own = current_context();
-    EXPECT_NE(own, nullptr);
+    void* const context = current_context();
+    EXPECT_NE(context, nullptr);
     work();
-    EXPECT_EQ(current_context(), own);
+    EXPECT_EQ(current_context(), context);
   }).join();
 }
 

@@ -37,11 +37,11 @@ class Busy {
 
  private:
   static void work(void* self) {
-    auto& own = *static_cast<Busy*>(self);
-    own.begun_ = true;
+    auto& busy = *static_cast<Busy*>(self);
+    busy.begun_ = true;
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (!own.released_ && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    own.ended_ = true;
+    while (!busy.released_ && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    busy.ended_ = true;
   }
   cudaStream_t stream_ = nullptr;
   std::atomic<bool> begun_ = false, released_ = false, ended_ = false;

@@ -97,11 +97,11 @@ struct World {
     EXPECT_EQ(target->state().digest, publisher->digest());
     EXPECT_TRUE(same(held, weights));
     // What the manifests say of each tensor.
-    const std::vector<Digest>& said = receiver->tensor_digests();
-    ASSERT_EQ(said.size(), weights.size());
+    const std::vector<Digest>& digests = receiver->tensor_digests();
+    ASSERT_EQ(digests.size(), weights.size());
     std::size_t index = 0;
     for (const auto& [name, tensor] : weights) {
-      EXPECT_EQ(said[index++], digest_of({{name, tensor}})) << name;
+      EXPECT_EQ(digests[index++], digest_of({{name, tensor}})) << name;
     }
   }
 

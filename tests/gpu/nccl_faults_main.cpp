@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of the nccl road with three real NCCL processes: this one publishes, two that it starts
-// receive. It kills one, stops one, starts another late, and looks at what seal() says and when.
+// Faults of the nccl road with three real NCCL processes: this one publishes, and two that it
+// starts receive. It kills one, stops one, starts another late, and checks the result and the time
+// of seal().
 //
-//   gpu_nccl_faults             runs all of it; exit status 0 where everything held
+// gpu_nccl_faults             runs everything; exit status 0 if all checks passed
 //   gpu_nccl_faults DIR NAME    a receiver, started by the former
 #include <cstdio>
 #include <random>
@@ -49,7 +50,7 @@ class Faults {
     }
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", 3));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("b", 3));
-    return say("follow: three versions, two receivers, right bytes");
+    return print("follow: three versions, two receivers, right bytes");
   }
 
   // One dies while a version travels: an error within the deadline; then it goes to the other.
@@ -60,10 +61,10 @@ class Faults {
     if (failed.ok()) return error(StatusCode::kInternal, "killed: the version was sealed");
     if (took > milliseconds(9'000)) return error(StatusCode::kInternal, "killed: took too long");
     DRIFTLESS_RETURN_IF_ERROR(
-        say(concat("killed: after ", took / milliseconds(1), " ms: ", failed.to_string())));
+        print(concat("killed: after ", took / milliseconds(1), " ms: ", failed.to_string())));
     DRIFTLESS_RETURN_IF_ERROR(until_published({4, PublicationKind::kVersion}));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", 4));
-    return say("killed: the version then went to who is there");
+    return print("killed: the version then went to who is there");
   }
 
   // One stops answering: the same; it comes back, and follows again.
@@ -76,11 +77,11 @@ class Faults {
     if (failed.ok()) return error(StatusCode::kInternal, "stopped: the version was sealed");
     if (took > milliseconds(4'500)) return error(StatusCode::kInternal, "stopped: took too long");
     DRIFTLESS_RETURN_IF_ERROR(
-        say(concat("stopped: after ", took / milliseconds(1), " ms: ", failed.to_string())));
+        print(concat("stopped: after ", took / milliseconds(1), " ms: ", failed.to_string())));
     for (std::uint64_t version = 5; version < 30; ++version) {
       DRIFTLESS_RETURN_IF_ERROR(until_published({version, PublicationKind::kVersion}));
       last_ = version;
-      if (wait_for("a", version, 2'000).ok()) return say("stopped: it came back and follows");
+      if (wait_for("a", version, 2'000).ok()) return print("stopped: it came back and follows");
     }
     return error(StatusCode::kInternal, "stopped: it never came back");
   }
@@ -92,7 +93,7 @@ class Faults {
     DRIFTLESS_RETURN_IF_ERROR(until_published({last_ + 1, PublicationKind::kAnchor}));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("c", last_ + 1));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", last_ + 1));
-    return say("late: a third receiver joined the group");
+    return print("late: a third receiver joined the group");
   }
 
   // `fault` happens once the group is settled, before the bytes travel.
@@ -122,7 +123,7 @@ class Faults {
     for (int tries = 0; tries < 5; ++tries) {
       last = publish(id, 8'000, [] {});
       if (last.ok()) return last;
-      DRIFTLESS_RETURN_IF_ERROR(say(concat("  again: ", last.to_string())));
+      DRIFTLESS_RETURN_IF_ERROR(print(concat("  again: ", last.to_string())));
     }
     return last;
   }
@@ -141,7 +142,7 @@ class Faults {
     return deadline.check(concat("waiting for ", name, " at version ", version));
   }
 
-  static Status say(const std::string& text) {
+  static Status print(const std::string& text) {
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
     return {};

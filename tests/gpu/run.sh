@@ -70,6 +70,7 @@ if wanted tests; then
   step "kernels, streams and patches" "$build/bin/gpu_kernels" --gtest_brief=1
   step "publisher with a GPU" "$build/bin/gpu_publisher" --gtest_brief=1
   step "receiver with a GPU" "$build/bin/gpu_device_target" --gtest_brief=1
+  [ -x "$build/bin/gpu_peer" ] && step "peer road into a GPU" "$build/bin/gpu_peer" --gtest_brief=1
   step "the C library with a GPU" "$build/bin/gpu_c_abi" --gtest_brief=1
   step "a module on a GPU" "$build/bin/gpu_module" --gtest_brief=1
   for part in tests/gpu/parts/*.sh; do

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches on the device give the very streams that the bucket builder makes on the host, and
-// patches take them.
+// Batches on the device give the same streams as the bucket builder on the host, and patches accept
+// them.
 #include <algorithm>
 #include <numeric>
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of three processes, of which one is killed or stopped at each of its first messages. The
-// calls of the others end within their deadlines. A process that continues is a member as before.
-// If the job is started again meanwhile, those of the first start are not heard in the second.
+// A group of three processes; one of them is killed or stopped at one of its first messages. The
+// calls of the others end within their deadlines. A stopped process that continues is a member as
+// before. If the job is started again meanwhile, the second start ignores messages of the first.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -33,7 +33,7 @@ struct Strike {
   Fate fate = Fate::kKilled;
 };
 
-// What the processes of a case share. Trainers begin their steps together, as training does.
+// Memory that the processes of a case share. Trainers begin their steps together, as in training.
 struct Shared {
   std::atomic<bool> fired = false, finish = false;
   std::array<std::atomic<std::uint64_t>, 2> step = {};  // of each start, by its rank 0
@@ -60,7 +60,7 @@ class Member {
 
  private:
   void take_part(Group& group, std::uint64_t step);
-  // A call with this deadline has ended.
+  // Checks that a call with this deadline ended in time.
   template <typename Call>
   auto timed(const Call& call) {
     const auto begin = Deadline::Clock::now();
@@ -122,7 +122,7 @@ void Member::take_part(Group& group, std::uint64_t step) {
   const auto word = timed([&](const Deadline& d) { return group.broadcast(text(0), d); });
   if (!word.ok()) return;
   if (*word != text(0)) ++shared_.wrong;
-  // Rank 0 counts the rounds in which it has heard all; a member may have missed its word.
+  // Rank 0 counts the rounds in which it received all messages; a member may have missed its reply.
   if (rank_ == 0) ++shared_.met[start_];
 }
 
@@ -189,7 +189,7 @@ TEST_P(HubGroupProcesses, TheOthersGoOnAndNoTwoStartsMix) {
   const bool again = strike.fate != Fate::kStopped;
   if (again) {
     if (strike.fate == Fate::kKilled) kill(victim);
-    // The launcher has ended rank 0, and not the others yet.
+    // The launcher has ended rank 0, and the other ranks still run.
     if (running_.contains(first[0])) kill(first[0]);
     start_all(1);
     ASSERT_TRUE(wait_until([&] { return shared_->joined[1] == kRanks; }))
@@ -224,7 +224,7 @@ std::vector<Strike> strikes(int first, int last) {
   for (const unsigned victim : {0U, 1U}) {
     for (int message = first; message <= last; ++message) {
       for (const Fate fate : {Fate::kKilled, Fate::kStopped, Fate::kStoppedAndReplaced}) {
-        // A rank 0 that is stopped holds the address: nobody can start beside it.
+        // A stopped rank 0 keeps the address, so no other process can listen there.
         if (victim == 0 && fate == Fate::kStoppedAndReplaced) continue;
         all.push_back({victim, message, fate});
       }
@@ -237,7 +237,8 @@ std::string strike_name(const ::testing::TestParamInfo<Strike>& info) {
   return concat("Rank", info.param.victim, kFates[static_cast<std::size_t>(info.param.fate)], "At",
                 info.param.message);
 }
-// Messages 0 to 3 make a member's link; each step has two more. Rank 0 has those of two members.
+// Messages 0 to 3 make a member's link; each step has two more. Rank 0 has the messages of two
+// members.
 INSTANTIATE_TEST_SUITE_P(One, HubGroupProcesses, ::testing::ValuesIn(strikes(5, 5)), strike_name);
 INSTANTIATE_TEST_SUITE_P(Long, HubGroupProcesses, ::testing::ValuesIn(strikes(0, 13)), strike_name);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups that the hub forms: the contract of groups; who is let in, and who is named as missing;
-// what lost links, second processes and other attempts do.
+// Groups over the hub: the contract of groups; which processes are admitted, and which ranks are
+// named as missing; lost links, second processes of a rank and other attempts.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Hub, GroupContractTest, ::testing::Values(kHubGroups), 
 
 using Groups = std::vector<std::unique_ptr<Group>>;
 
-// One message of each rank, and one of rank 0, in a new epoch.
+// Gathers one message of each rank, and broadcasts one of rank 0, in a new epoch.
 ::testing::AssertionResult meet(const Groups& groups) {
   std::vector<Status> ended(groups.size());
   std::vector<std::thread> threads;
@@ -100,20 +100,20 @@ TEST(HubGroup, AWaitIsVisibleAfterFiveSecondsAndEveryThirty) {
   const auto leader = ports.group({0, 3, "", "group"}, in_ms(70'000));
   EXPECT_EQ(leader.status().code(), StatusCode::kDeadlineExceeded);
   const std::string missing = "hub: publisher rank 1, publisher rank 2 of 3 have not joined";
-  ASSERT_EQ(environment.said.size(), 3U);
-  EXPECT_TRUE(environment.said[0].starts_with("still waiting after 5 s: " + missing));
-  EXPECT_TRUE(environment.said[1].starts_with("still waiting after 35 s: " + missing));
-  EXPECT_TRUE(environment.said[2].starts_with("still waiting after 65 s: " + missing));
-  environment.said.clear();
+  ASSERT_EQ(environment.lines.size(), 3U);
+  EXPECT_TRUE(environment.lines[0].starts_with("still waiting after 5 s: " + missing));
+  EXPECT_TRUE(environment.lines[1].starts_with("still waiting after 35 s: " + missing));
+  EXPECT_TRUE(environment.lines[2].starts_with("still waiting after 65 s: " + missing));
+  environment.lines.clear();
   HubOptions nobody = ports.options();
   nobody.address = "127.0.0.1:1";
   const auto member =
       hub::make_hub_group(hub::make_tcp_port(nobody), {1, 3, "", "group"}, in_ms(40'000));
   EXPECT_EQ(member.status().code(), StatusCode::kDeadlineExceeded);
-  ASSERT_EQ(environment.said.size(), 2U);
-  EXPECT_NE(environment.said[0].find("publisher rank 1 joins the group of trainers: "),
+  ASSERT_EQ(environment.lines.size(), 2U);
+  EXPECT_NE(environment.lines[0].find("publisher rank 1 joins the group of trainers: "),
             std::string::npos);
-  EXPECT_NE(environment.said[0].find("127.0.0.1:1"), std::string::npos) << environment.said[0];
+  EXPECT_NE(environment.lines[0].find("127.0.0.1:1"), std::string::npos) << environment.lines[0];
 }
 
 TEST(HubGroup, OfTwoProcessesOfOneRankTheSecondIsRefused) {
@@ -170,10 +170,10 @@ TEST(HubGroup, RanksOfALostLeaderWaitForItAndNameWhatTheyFind) {
   Groups groups = make_hub_groups(ports, 2);
   groups[0].reset();
   groups[1]->next_epoch();
-  const auto heard = groups[1]->broadcast("", in_ms(2'000));
-  ASSERT_EQ(heard.status().code(), StatusCode::kDeadlineExceeded);
-  EXPECT_NE(heard.status().message().find("publisher rank 0 ("), std::string::npos)
-      << heard.status().to_string();
+  const auto received = groups[1]->broadcast("", in_ms(2'000));
+  ASSERT_EQ(received.status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(received.status().message().find("publisher rank 0 ("), std::string::npos)
+      << received.status().to_string();
 }
 
 TEST(HubGroup, GroupsOfSeveralServicesDoNotMix) {

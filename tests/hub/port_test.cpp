@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several services of a run on one address: each has its peers and its messages, comes and goes by
-// itself, and is held to one bound with the others.
+// Several services of a run on one address. Each has its own peers and messages, and starts and
+// ends by itself; all share one limit for memory.
 #include "support/hub_groups.h"
 
 namespace driftless::testing {
@@ -53,7 +53,7 @@ TEST_F(HubPort, ServicesOnOneAddressHearTheirOwnPeers) {
   EXPECT_EQ(of_one[0].kind, HubEvent::Kind::kCame);
   EXPECT_EQ(of_one[1].text, "for one");
   EXPECT_EQ(of_two[1].text, "for two");
-  // A peer of the other is not there.
+  // The hub of one service does not reach a peer of another.
   one->send(of_two[0].peer, "stray");
   one->drop(of_two[0].peer);
   two->send(of_two[0].peer, "back");
@@ -104,7 +104,7 @@ TEST_F(HubPort, AMemberThatNamesNoServiceOrAStrangeOneReachesNobody) {
   EXPECT_TRUE(events(*one, 1, 50).empty());
 }
 
-// Nobody takes what comes: with the fifth message of 256 MiB more than 1 GiB waits.
+// No service takes the messages: with the fifth one of 256 MiB, more than 1 GiB waits.
 TEST_F(HubPort, LongBeyondTheBoundThePeerWithTheMostGoes) {
   const auto one = serve("one");
   auto quiet = link_to("one");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hub under attack: a thousand strangers, slow ones, wrong tokens, members that send what is no
-// message, stop in the middle of one, or never read. The hub bounds what it holds and serves its
-// members meanwhile.
+// The hub under attack: a thousand strangers, slow ones, wrong tokens, members that send malformed
+// messages, stop in the middle of one, or never read. The hub limits its memory, and still serves
+// its members.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -31,7 +31,7 @@ std::size_t count_open_files() {
   return count;
 }
 
-// A sanitizer keeps what was freed.
+// A sanitizer keeps freed memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kCountsMemory = false;
 #else
@@ -45,7 +45,7 @@ std::size_t resident_bytes() {
   return resident * 4096;
 }
 
-// A hub that a thread serves: what a peer sends comes back, "" is not answered.
+// A hub that a thread serves. It returns every message to its sender, except an empty one.
 class ServedHub {
  public:
   explicit ServedHub(const TempDir& dir) {
@@ -102,7 +102,7 @@ class ServedHub {
   std::thread thread_;
 };
 
-// A member by its own hands: what is sent is not what a link would send.
+// A member that writes raw bytes, which a link would not send.
 struct RawMember {
   hub::Socket socket;
   std::string key;
@@ -122,7 +122,7 @@ class TcpHubAttack : public ::testing::Test {
     member_ = std::move(*member);
   }
 
-  // The member is answered, soon.
+  // Expects that the member soon gets an answer.
   void expect_served(int wait_ms = 20'000) {
     const std::string text = concat("message ", ++messages_);
     ASSERT_OK(member_->send(text, in_ms(wait_ms)));
@@ -146,7 +146,7 @@ class TcpHubAttack : public ::testing::Test {
     return member;
   }
 
-  // The hub has closed a connection.
+  // Whether the hub has closed a connection.
   static bool is_closed(const hub::Socket& socket, int wait_ms = 20'000) {
     const Deadline deadline = in_ms(wait_ms);
     while (!deadline.expired()) {
@@ -185,7 +185,7 @@ TEST_F(TcpHubAttack, AThousandStrangersThatComeAgainKeepNobodyOut) {
       }
     }
   });
-  // As a receiver does it: it tries for a second at a time.
+  // Tries for a second at a time, as a receiver does.
   bool joined = false;
   for (int i = 0; i < 20 && !joined; ++i) joined = served_->connect(1'000).ok();
   EXPECT_TRUE(joined) << "nobody can join";
@@ -248,7 +248,7 @@ TEST_F(TcpHubAttack, AMemberThatSendsWhatIsNoMessageIsDropped) {
   EXPECT_TRUE(wait_until([&] { return served_->went() == 6; }));
 }
 
-// What comes in beside a message that does not come to its end.
+// Messages of other peers arrive while one peer stops in the middle of its message.
 TEST_F(TcpHubAttack, MembersThatStopInTheMiddleOfAMessageHoldNoOneUp) {
   std::vector<RawMember> members;
   for (int i = 0; i < 20; ++i) {
@@ -296,7 +296,7 @@ TEST_F(TcpHubAttack, WhatGoesToManyThatDoNotReadIsHeldOnce) {
               wait_until([&] { return resident_bytes() < before + 2 * manifest.size(); }));
 }
 
-// Different messages of 256 MiB for peers that read nothing: with the fifth more than 1 GiB waits.
+// Different messages of 256 MiB for peers that read nothing: with the fifth, more than 1 GiB waits.
 TEST_F(TcpHubAttack, LongBeyondTheBoundThePeerWithMostUnreadGoes) {
   std::vector<RawMember> deaf;
   std::vector<std::uint64_t> peers;
@@ -320,7 +320,7 @@ TEST_F(TcpHubAttack, WithoutDescriptorsItWaitsAndDoesNotSpin) {
   std::vector<hub::Socket> strangers;
   for (int i = 0; i < 8; ++i) strangers.push_back(served_->knock());
   ASSERT_TRUE(wait_until([&] { return count_open_files() > 16; }));
-  // The lowest descriptor that is free is the first that cannot be had.
+  // The lowest free descriptor is the first one above the limit.
   const hub::Socket probe(::dup(0));
   rlimit few = files;
   few.rlim_cur = static_cast<rlim_t>(probe.get()) + 1;
@@ -335,7 +335,7 @@ TEST_F(TcpHubAttack, WithoutDescriptorsItWaitsAndDoesNotSpin) {
       htons(static_cast<std::uint16_t>(std::stoi(served_->options().address.substr(colon + 1))));
   ::connect(late.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to));
   const std::uint64_t before = served_->polls();
-  std::this_thread::sleep_for(milliseconds(150));  // less than a stranger has
+  std::this_thread::sleep_for(milliseconds(150));  // shorter than the time that a stranger has
   const std::uint64_t spun = served_->polls() - before;
   expect_served();
   EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is let in, and what hostile bytes on the port do.
+// Which processes are admitted, and the effect of hostile bytes on the port.
 #include "support/tcp_hub.h"
 
 #include <random>
@@ -22,7 +22,7 @@ class TcpHubTest : public ::testing::Test {
     hub_ = std::move(*hub);
   }
 
-  // What the hub tells of within `wait`, until `enough` events are there.
+  // The events of the hub within `wait`, until there are `enough`.
   std::vector<HubEvent> events(std::size_t enough, int wait = 2'000) {
     std::vector<HubEvent> all;
     const Deadline deadline = in_ms(wait);
@@ -32,7 +32,7 @@ class TcpHubTest : public ::testing::Test {
     return all;
   }
 
-  // A connection needs the hub to be looked at meanwhile.
+  // Polls the hub meanwhile, because a connection needs that.
   Result<std::unique_ptr<hub::Link>> connect(const HubOptions& options) {
     auto connector = hub::make_tcp_connector(options);
     if (!connector.ok()) return connector.status();
@@ -61,17 +61,17 @@ TEST_F(TcpHubTest, CarriesMessagesBothWaysInOrder) {
   ASSERT_OK((*link)->send("first", soon()));
   ASSERT_OK((*link)->send("", soon()));
   std::thread sending([&] { EXPECT_TRUE(is_ok((*link)->send(large, soon()))); });
-  std::vector<HubEvent> heard = std::move(seen_);
-  while (heard.size() < 4) {
-    for (HubEvent& event : hub_->poll(in_ms(100))) heard.push_back(std::move(event));
+  std::vector<HubEvent> received = std::move(seen_);
+  while (received.size() < 4) {
+    for (HubEvent& event : hub_->poll(in_ms(100))) received.push_back(std::move(event));
   }
   sending.join();
-  ASSERT_EQ(heard.size(), 4U);
-  EXPECT_EQ(heard[0].kind, HubEvent::Kind::kCame);
-  EXPECT_EQ(heard[1].text, "first");
-  EXPECT_EQ(heard[2].text, "");
-  EXPECT_EQ(heard[3].text, large);
-  hub_->send(heard[0].peer, "answer");
+  ASSERT_EQ(received.size(), 4U);
+  EXPECT_EQ(received[0].kind, HubEvent::Kind::kCame);
+  EXPECT_EQ(received[1].text, "first");
+  EXPECT_EQ(received[2].text, "");
+  EXPECT_EQ(received[3].text, large);
+  hub_->send(received[0].peer, "answer");
   const auto answer = (*link)->receive(soon());
   ASSERT_OK(answer);
   EXPECT_EQ(answer->value(), "answer");
@@ -119,7 +119,7 @@ TEST_F(TcpHubTest, AnAddressWithoutARealPortIsRefused) {
     const std::string address = "127.0.0.1:" + port;
     EXPECT_EQ(hub::connect_to(address, soon()).status().code(), StatusCode::kInvalidArgument)
         << address;
-    EXPECT_FALSE(hub::own_host_towards(address).ok()) << address;
+    EXPECT_FALSE(hub::local_host_towards(address).ok()) << address;
   }
   HubOptions beyond = options_;
   beyond.address = "127.0.0.1:65536";
@@ -154,11 +154,11 @@ TEST_F(TcpHubTest, StrangersThatSayNothingShutNobodyOut) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(is_ok(connect(options_)));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
-  // The one that was there stays.
+  // The existing link stays.
   ASSERT_OK((*known)->send("still here", soon()));
-  bool heard = false;
-  for (const HubEvent& event : events(3, 500)) heard = heard || event.text == "still here";
-  EXPECT_TRUE(heard);
+  bool received = false;
+  for (const HubEvent& event : events(3, 500)) received = received || event.text == "still here";
+  EXPECT_TRUE(received);
 }
 
 TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the installed library as a stranger would: weights of its own, published over a road and
-// followed by a receiver.
+// Uses the installed library as a user's program does: publishes weights over a road, and follows
+// them by a receiver.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

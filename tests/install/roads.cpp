@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the roads of the installed library: the list knows those that were built, and no other; a
-// world of MPI windows opens, in a process that mpirun did not start; version.h5 has its reader.
+// Uses the roads of the installed library. Checks that the list has exactly the roads that were
+// built, that a world of MPI windows opens in a process that mpirun did not start, and that
+// version.h5 has its reader.
 #include <cstdio>
 #include <string_view>
 

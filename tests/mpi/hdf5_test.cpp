@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sink of version.h5 under mpirun. Every rank runs all tests, in the same order; the ranks meet
-// in a test only through the sink and through what the tests call by name (barrier, broadcast).
+// The sink of version.h5 under mpirun. Every rank runs all tests in the same order. Within a test
+// the ranks communicate only through the sink, and through the barriers and broadcasts that the
+// test calls.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <sys/mount.h>
@@ -51,7 +52,7 @@ bool threaded() {
 void barrier() { MPI_Barrier(MPI_COMM_WORLD); }
 Deadline soon() { return Deadline::after(seconds(30)); }
 
-// Depends on the rank and the number, so that parts of other ranks are known without being sent.
+// The bytes depend on rank and number, so that every rank knows the parts of the others.
 Bytes content(unsigned rank, unsigned number, std::size_t size) {
   Bytes bytes(size);
   std::mt19937_64 random(rank * 1'000 + number);
@@ -93,7 +94,7 @@ class Hdf5SinkTest : public ::testing::Test {
   [[nodiscard]] static bool last() { return rank() + 1 == ranks(); }
   [[nodiscard]] std::string file() const { return path_ + "/" + kHdf5FileName; }
 
-  // The leader's first, as the publisher sees to it.
+  // The leader's call comes first, as the publisher ensures.
   Status begin(const std::string& directory, const Deadline& deadline) {
     Status status;
     if (rank() == 0) status = sink_->begin(directory, deadline);
@@ -103,7 +104,7 @@ class Hdf5SinkTest : public ::testing::Test {
   }
   Status add(const std::string& name, const Bytes& bytes) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, sink_->create_part(name));
-    // The end first: parts are written at any offsets.
+    // Writes the end first, because parts may be written at any offsets.
     const std::size_t half = bytes.size() / 2;
     DRIFTLESS_RETURN_IF_ERROR(part->pwrite(half, std::span(bytes).subspan(half)));
     DRIFTLESS_RETURN_IF_ERROR(part->pwrite(0, std::span(bytes).first(half)));
@@ -112,7 +113,7 @@ class Hdf5SinkTest : public ::testing::Test {
   Status add(unsigned number) {
     return add(name_of(rank(), number), content(rank(), number, size_of(rank(), number)));
   }
-  // A publication of which every rank has `count` parts.
+  // Publishes a version in which every rank has `count` parts.
   void publish_well(unsigned count) {
     ASSERT_TRUE(begin(path_, soon()).ok());
     for (unsigned k = 0; k < count; ++k) ASSERT_TRUE(add(k).ok());
@@ -137,7 +138,7 @@ class Hdf5SinkTest : public ::testing::Test {
   }
   void expect_no_file() {
     barrier();
-    // On the leader the file has gone by the time that its flush() is back; abort() does not wait.
+    // On the leader the file is gone when its flush() returns; abort() does not wait for that.
     for (int i = 0; i < 500 && std::filesystem::exists(file()); ++i) {
       std::this_thread::sleep_for(milliseconds(10));
     }
@@ -229,7 +230,7 @@ TEST_F(Hdf5SinkTest, ALargePart) {
   barrier();
 }
 
-// 0 where the command ran and said yes; skipped by the caller where the tool is not installed.
+// 0 if the command ran and succeeded. The caller skips its test if the tool is missing.
 int shell(const std::string& command) { return std::system(command.c_str()); }
 
 TEST_F(Hdf5SinkTest, H5dumpAndH5pyReadIt) {
@@ -298,7 +299,7 @@ TEST_F(Hdf5SinkTest, AnAbortOfOneRankIsEverybodysFailureAndNamesIt) {
 TEST_F(Hdf5SinkTest, AllMayAbortAtAnyPlace) {
   for (unsigned count : {0U, 1U, 2U}) {
     ASSERT_TRUE(begin(path_, soon()).ok());
-    // Some ranks get further than others, and some learn in sync() that others aborted.
+    // Some ranks get further than others; some learn in sync() that another rank aborted.
     for (unsigned k = 0; k < std::min(count + rank(), 2U); ++k) (void)add(k);
     EXPECT_TRUE(sink_->abort().ok());
     EXPECT_TRUE(sink_->abort().ok());
@@ -356,7 +357,8 @@ TEST_F(Hdf5SinkTest, ALateRankLearnsThatTheOthersGaveUp) {
   publish_well(2);
 }
 
-// The leader's thread may hear of the last attempt's end when the next one's id lies there already.
+// The leader's thread may learn of the last attempt's end when the next attempt's id already
+// exists.
 TEST_F(Hdf5SinkTest, TheNextAttemptIsLeftAlone) {
   if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
   for (unsigned round = 0; round < 60; ++round) {
@@ -448,7 +450,7 @@ TEST_F(Hdf5SinkTest, ASinkMayBeDestroyedInTheMiddle) {
 TEST_F(Hdf5SinkTest, ManyPublicationsWithRandomFailures) {
   for (unsigned round = 0; round < 40; ++round) {
     std::mt19937 random(round);
-    const unsigned bad = random() % (2 * ranks());  // often nobody
+    const unsigned bad = random() % (2 * ranks());  // often no rank
     const unsigned after = random() % 3;
     ASSERT_TRUE(begin(path_, soon()).ok());
     Status status;
@@ -467,7 +469,7 @@ TEST_F(Hdf5SinkTest, ManyPublicationsWithRandomFailures) {
   }
 }
 
-// Of all ranks, the failures.
+// Prints the failures of all ranks.
 class FailurePrinter final : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;

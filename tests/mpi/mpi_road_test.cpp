@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   }
   Scenario scenario(arguments.scenario, arguments.options);
   driftless::testing::all_scenarios().at(arguments.scenario)(scenario);
-  scenario.say(driftless::concat("ended with ", scenario.failures(), " failures"));
+  scenario.print(driftless::concat("ended with ", scenario.failures(), " failures"));
   // With a host or process that is gone MPI_Finalize would not return.
   if (arguments.options.expect_deadline || arguments.scenario == "killed")
     ::_exit(scenario.failures() == 0 ? 0 : 1);

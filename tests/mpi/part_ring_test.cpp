@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where parts lie: no MPI is needed.
+// Places of parts in the ring; needs no MPI.
 #include "collectives/mpi_rma/part_ring.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class PartRingTest : public ::testing::Test {
   void raise(std::uint64_t version) {
     EXPECT_GE(version, from_) << "it never falls";
     from_ = version;
-    // Called before anything is overwritten.
+    // raise() is called before anything is overwritten.
     check_all();
     std::erase_if(there_, [&](const auto& entry) { return entry.first.first < version; });
   }
@@ -46,7 +46,7 @@ class PartRingTest : public ::testing::Test {
     }
     return file->sync();
   }
-  // Publishes parts of these sizes; what is not raised stays as it is.
+  // Publishes parts of these sizes; checks that parts which were not raised keep their bytes.
   Status publish(std::uint64_t version, const std::vector<std::uint64_t>& sizes) {
     ring_->begin(version);
     std::vector<std::vector<std::byte>> contents;
@@ -107,7 +107,7 @@ TEST_F(PartRingTest, APublicationThatFitsAloneAlwaysFits) {
     from_ = 0;
     there_.clear();
     ASSERT_TRUE(publish(1, {random() % 5000}).ok());  // so that it begins anywhere
-    // Parts that fill the memory up to what the manifest needs.
+    // Parts that fill the memory, except the space that the manifest needs.
     std::vector<std::uint64_t> sizes;
     std::uint64_t left = 64 * 100 - 64;
     while (left >= 128) {
@@ -116,7 +116,7 @@ TEST_F(PartRingTest, APublicationThatFitsAloneAlwaysFits) {
       left -= size + 64;
     }
     Status status = publish(2, sizes);
-    if (!status.ok()) {  // no room behind the parts: the next attempt begins at the begin
+    if (!status.ok()) {  // no room after the parts: the next attempt starts at offset 0
       ASSERT_EQ(status.code(), StatusCode::kNoSpace);
       ring_->drop();
       status = publish(2, sizes);

@@ -228,7 +228,7 @@ class RemoteReceiver final : public ReceiveRoad {
   }
 
  private:
-  // Where it began modulo kRangeAlignment is carried along.
+  // Keeps the address modulo kRangeAlignment.
   static MappedFile carried(Unpacker& in) {
     const std::uint64_t begin = in.number();
     const auto bytes = std::make_shared<std::string>(std::string(begin, '\0') + in.text());
@@ -331,7 +331,7 @@ int run_remote_contract(int argc, char** argv, int least, int threads, const Mak
   MPI_Comm_dup(MPI_COMM_WORLD, &calls);
   MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? 0 : 1, rank, &others);
   int result = 0;
-  // Rank 0's tests call from several threads.
+  // The tests of rank 0 call MPI from several threads.
   int usable = rank > 0 || level == MPI_THREAD_MULTIPLE ? 1 : 0;
   MPI_Bcast(&usable, 1, MPI_INT, 0, MPI_COMM_WORLD);
   if (usable == 0 || size < least) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that holds one end of the road, and does what rank 0 asks it to.
+// A process that holds one end of the road, and executes rank 0's requests.
 #include "mpi/road_server.h"
 
 #include <map>
@@ -14,7 +14,7 @@ class Server {
  public:
   Server(MPI_Comm comm, const MakeRoadEnds& make) : workers_(comm), make_(make) {}
 
-  // The reply; false in `more` ends.
+  // Returns the reply; sets `more` to false after the last request.
   std::string serve(Unpacker in, bool& more) {
     Packer out;
     const auto call = static_cast<Call>(in.number());
@@ -166,8 +166,8 @@ class Server {
       for (const std::string& text : *all) out.text(text);
       return;
     }
-    const auto heard = ends_.group->broadcast(message, deadline(in));
-    out.status(heard.status()).text(heard.ok() ? *heard : "");
+    const auto received = ends_.group->broadcast(message, deadline(in));
+    out.status(received.status()).text(received.ok() ? *received : "");
   }
 
   void fetch_ranges(Unpacker& in, Packer& out) {

@@ -15,7 +15,7 @@
 
 namespace driftless::testing {
 
-// What all workers are told of a world.
+// The description of a world, sent to all workers.
 struct RemoteWorldOptions {
   unsigned ranks = 1;  // the first workers publish
   std::chrono::milliseconds patience{0};
@@ -24,7 +24,7 @@ struct RemoteWorldOptions {
   std::string directory;
 };
 
-// One worker's ends of a road; those that its role has not are null.
+// One worker's ends of a road; null if its role does not have them.
 struct RoadEnds {
   std::shared_ptr<void> world;  // outlives the others
   std::unique_ptr<Group> group;
@@ -35,7 +35,7 @@ struct RoadEnds {
 using MakeRoadEnds =
     std::function<Result<RoadEnds>(MPI_Comm workers, const RemoteWorldOptions& options)>;
 
-// Serves calls of rank 0 of `calls` until it is told to quit. `workers`: all ranks but that one.
+// Serves rank 0's requests on `calls` until the request to quit. `workers`: all ranks but rank 0.
 void serve_road(MPI_Comm calls, MPI_Comm workers, const MakeRoadEnds& make);
 
 }  // namespace driftless::testing

@@ -26,7 +26,7 @@ Scenario::~Scenario() {
   if (log_ != nullptr) std::fclose(log_);
 }
 
-void Scenario::say(const std::string& line) {
+void Scenario::print(const std::string& line) {
   const std::string text = concat(name_, ", rank ", rank_, ": ", line, "\n");
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
@@ -38,7 +38,7 @@ void Scenario::say(const std::string& line) {
 bool Scenario::expect(bool holds, std::string_view what, const char* file, int line) {
   if (holds) return true;
   ++failures_;
-  say(concat("FAILED ", file, ":", line, ": ", what));
+  print(concat("FAILED ", file, ":", line, ": ", what));
   return false;
 }
 
@@ -125,17 +125,17 @@ Result<std::uint64_t> fetch_all(ReceiveRoad& road, const PublicationId& id,
 Status wait_for_reports(SendRoad& road, std::size_t count, std::uint64_t version,
                         const Deadline& deadline) {
   Backoff backoff(std::chrono::microseconds(100), std::chrono::milliseconds(2));
-  std::string said;
+  std::string text;
   do {
     road.progress();
     DRIFTLESS_ASSIGN_OR_RETURN(const auto reports, road.receivers());
     const auto there = std::count_if(reports.begin(), reports.end(),
                                      [&](const ReceiverReport& r) { return r.version >= version; });
     if (static_cast<std::size_t>(there) >= count) return {};
-    said.clear();
-    for (const ReceiverReport& r : reports) said += concat(" ", r.id, "=", r.version);
+    text.clear();
+    for (const ReceiverReport& r : reports) text += concat(" ", r.id, "=", r.version);
   } while (backoff.sleep(deadline));
-  return deadline.check(concat("waiting for version ", version, "; receivers said", said));
+  return deadline.check(concat("waiting for version ", version, "; receivers said", text));
 }
 
 }  // namespace driftless::testing

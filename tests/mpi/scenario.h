@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scenarios of mpi_road_test share: roles, content that can be told from its place, and a
+// Shared by the scenarios of mpi_road_test: roles, content that depends on its place, and a
 // manifest that carries the receipts.
 #pragma once
 
@@ -25,7 +25,7 @@ struct ScenarioOptions {
   std::uint64_t deadline_ms = 20'000;
   unsigned publishers = 1;
   bool expect_deadline = false;  // the link is cut for good: end with kDeadlineExceeded
-  bool lossy = false;            // versions may be gone
+  bool lossy = false;            // versions may have been removed
   std::string log_dir;           // a file per process: where standard output may not arrive
 };
 
@@ -40,8 +40,8 @@ class Scenario {
   [[nodiscard]] Deadline soon() const {
     return Deadline::after(std::chrono::milliseconds(options_.deadline_ms));
   }
-  void say(const std::string& line);
-  // Notes a failure and goes on.
+  void print(const std::string& line);
+  // Prints a failure and continues.
   bool expect(bool holds, std::string_view what, const char* file, int line);
   bool expect_ok(const Status& status, const char* file, int line) {
     return expect(status.ok(), status.to_string(), file, line);
@@ -57,7 +57,7 @@ class Scenario {
 };
 
 #define HOLDS(scenario, condition) (scenario).expect((condition), #condition, __FILE__, __LINE__)
-#define OK_OR_SAY(scenario, status) (scenario).expect_ok((status), __FILE__, __LINE__)
+#define OK_OR_REPORT(scenario, status) (scenario).expect_ok((status), __FILE__, __LINE__)
 
 using ScenarioFunction = std::function<void(Scenario&)>;
 [[nodiscard]] const std::map<std::string, ScenarioFunction>& all_scenarios();
@@ -65,19 +65,19 @@ using ScenarioFunction = std::function<void(Scenario&)>;
 inline PublicationId step(std::uint64_t version) { return {version, PublicationKind::kVersion}; }
 inline PublicationId anchor(std::uint64_t version) { return {version, PublicationKind::kAnchor}; }
 
-// The same bytes for the same place, others for any other.
+// The same bytes for the same place, and other bytes for any other place.
 [[nodiscard]] std::vector<std::byte> content(const PublicationId& id, unsigned rank, unsigned part,
                                              std::uint64_t size_bytes);
 [[nodiscard]] std::string pack(const std::vector<PartReceipt>& parts);
 [[nodiscard]] std::vector<PartReceipt> unpack(const std::string& manifest);
 
-// One publisher rank's part in a publication, the leader sealing; `group` joins the ranks.
+// Publishes one rank's part of a publication; the leader seals it. `group` connects the ranks.
 [[nodiscard]] Status publish(SendRoad& road, Group& group, const PublicationId& id, unsigned parts,
                              std::uint64_t part_bytes, const Deadline& deadline);
-// Manifest and all parts; kMismatch where a hash is wrong.
+// Fetches the manifest and all parts; kMismatch if a hash is wrong.
 [[nodiscard]] Result<std::uint64_t> fetch_all(ReceiveRoad& road, const PublicationId& id,
                                               const Deadline& deadline);
-// Waits until `count` receivers have reported `version`, letting the road work.
+// Waits until `count` receivers have reported `version`, and calls progress() meanwhile.
 [[nodiscard]] Status wait_for_reports(SendRoad& road, std::size_t count, std::uint64_t version,
                                       const Deadline& deadline);
 

@@ -4,7 +4,7 @@
 //
 //   soak_peer trainer|receiver mpi_rma|hdf5 DIRECTORY VERSIONS SEED NUMBER
 //
-// What happened is written down as it happens, a line at a time, since a process may be killed:
+// A process writes each event at once, one line each, because it may be killed:
 //   DIRECTORY/trainer_R.log     opened V | fault F on R | attempt V HASH, before every publish that
 //                               may become version V | published V MS | failed V MS WHY |
 //                               busy V WHY
@@ -12,9 +12,9 @@
 //                               failed WHY
 //   DIRECTORY/trainer_R.pid, receiver_N.pid, receiver_N.done, and `last`, the version that the
 //   receivers end at.
-// A version that was sealed is never attempted again, so the last attempt of V is what V is. HASH
-// is of the bytes, and has nothing to do with the digest. NUMBER is of a receiver (mpi_rma: by its
-// rank), and on a trainer how many receivers there are.
+// A version that was sealed is never attempted again, so the last attempt of V is the content of V.
+// HASH is over the bytes, and is not the digest. NUMBER: a receiver's number (over mpi_rma: by its
+// rank); on a trainer, the number of receivers.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -46,7 +46,7 @@ struct Task {
   std::string road, directory;
   std::uint64_t versions = 0, seed = 0;
   unsigned number = 0;
-  // No process outlives the test, whatever became of the others.
+  // No process outlives the test, even if others died.
   Deadline until = Deadline::after(0ms);
 
   [[nodiscard]] std::string file(const std::string& name) const { return directory + "/" + name; }
@@ -60,7 +60,7 @@ Hash128 hash_of(const Weights& weights) {
   return xxh3_128(all);
 }
 
-// Appears whole: who waits for the name may read it.
+// The file appears whole, so a process that waits for its name may read it.
 void put_file(const std::string& path, const std::string& text) {
   std::ofstream(path + ".tmp") << text;
   std::filesystem::rename(path + ".tmp", path);
@@ -74,7 +74,7 @@ class Log {
   Log& operator=(const Log&) = delete;
 
   template <typename... Parts>
-  void say(const Parts&... parts) {
+  void print(const Parts&... parts) {
     const std::string line = concat(parts..., "\n");
     std::fwrite(line.data(), 1, line.size(), file_);
     std::fflush(file_);
@@ -99,7 +99,7 @@ Config config_of(const Task& task) {
   config.publisher.deadline = 10s;
   config.connect_deadline = 20s;
   auto& windows = config.of_road<MpiRmaSettings>();
-  windows.ring_versions = 6;  // so that who sleeps falls out of it
+  windows.ring_versions = 6;  // so that a sleeping receiver falls out of the ring
   windows.ring_bytes = 1 << 20;
   windows.poll_longest = 20ms;
   windows.patience = 2s;
@@ -110,7 +110,7 @@ Config config_of(const Task& task) {
   return config;
 }
 
-// Two ranks do the same with the same random numbers, each on its part of the weights.
+// Two ranks take the same random decisions, each for its part of the weights.
 class Trainer {
  public:
   Trainer(const Task& task, const Config& config, JobProcess& process, const Weights& base)
@@ -129,7 +129,7 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
     options_.background = process_.threads();
     DRIFTLESS_RETURN_IF_ERROR(open());
-    random_.seed(task_.seed * 1000 + version());  // one that was killed goes on, not over
+    random_.seed(task_.seed * 1000 + version());  // a restart continues
     while (version() < task_.versions) {
       const bool again = random_() % 40 == 0;
       if (again && history_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(open());
@@ -147,12 +147,13 @@ class Trainer {
     MemorySource source = offer(base_);
     DRIFTLESS_ASSIGN_OR_RETURN(publisher_,
                                Publisher::open(options_, *group_, *road_, history_.get(), source));
-    log_.say("opened ", version());
-    if (version() == 0) log_.say("attempt 0 ", to_hex(hash_of(base_)));
+    log_.print("opened ", version());
+    if (version() == 0) log_.print("attempt 0 ", to_hex(hash_of(base_)));
     return {};
   }
 
-  // A fault at about every sixth version; then the same weights again, whatever became of them.
+  // About every sixth version has a fault. Then the same weights are published again, whatever the
+  // result was.
   Status step() {
     const double share = random_() % 20 == 0 ? 0.9 : 0.01;
     weights_ = changed_weights(weights_, random_(), share, "none");
@@ -161,11 +162,12 @@ class Trainer {
     if (random_() % 6 == 0) {
       const bool leaders = fault >= RoadFault::kSeal;
       const unsigned rank = leaders ? 0 : where;
-      log_.say("fault ", static_cast<int>(fault), " on ", rank);
+      log_.print("fault ", static_cast<int>(fault), " on ", rank);
       if (process_.rank() == rank) road_->arm(fault);
     }
     if (publish(version() + 1)) return {};
-    // In doubt, or not published: where it was sealed these are the version after it.
+    // In doubt, or not published. If the version was sealed, these weights become the version after
+    // it.
     for (int attempt = 0; attempt < 3; ++attempt) {
       if (publish(version() + 2)) return {};
     }
@@ -173,17 +175,18 @@ class Trainer {
   }
 
   bool publish(std::uint64_t perhaps) {
-    log_.say("attempt ", perhaps, " ", to_hex(hash_of(weights_)));
+    log_.print("attempt ", perhaps, " ", to_hex(hash_of(weights_)));
     MemorySource source = offer(weights_);
     const auto began = std::chrono::steady_clock::now();
     const auto report = publisher_->publish(source);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
-    log_.say(report.ok() ? "published " : "failed ", report.ok() ? version() : perhaps, " ",
-             took.count(), " ms ", report.ok() ? "" : report.status().to_string());
+    log_.print(report.ok() ? "published " : "failed ", report.ok() ? version() : perhaps, " ",
+               took.count(), " ms ", report.ok() ? "" : report.status().to_string());
     return report.ok();
   }
 
-  // Who fell behind finds an anchor; then the road stays until all have come.
+  // A receiver that fell behind finds an anchor. Then the road stays open until all receivers are
+  // done.
   Status end() {
     DRIFTLESS_RETURN_IF_ERROR(last_anchor());
     if (process_.rank() == 0) put_file(task_.file("last"), std::to_string(version()));
@@ -201,12 +204,12 @@ class Trainer {
     return {};
   }
 
-  // kBusy: a receiver that is stopped or dead was reading the one before.
+  // kBusy: a receiver that is stopped or dead was reading the anchor before.
   Status last_anchor() {
     for (const Deadline patience = Deadline::after(90s);;) {
       const Status made = publisher_->publish_anchor();
       if (made.ok() || made.code() == StatusCode::kAlreadyExists) return {};
-      log_.say("busy ", version(), " ", made.to_string());
+      log_.print("busy ", version(), " ", made.to_string());
       if (patience.expired()) return made;
     }
   }
@@ -238,7 +241,7 @@ class Rollout {
         log_(log_path(task)) {}
 
   Status run() {
-    log_.say("started");
+    log_.print("started");
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road,
                                process_.receiver(Deadline::after(20s)));
     road_ = std::make_unique<FaultyReceiveRoad>(std::move(road), random_(), 0.02);
@@ -260,7 +263,7 @@ class Rollout {
   static std::string log_path(const Task& task) {
     return task.file(concat("receiver_", task.number, ".log"));
   }
-  // So that one that was killed does not do the same again.
+  // A receiver that was killed takes other decisions after its restart.
   static std::uint64_t starts(const std::string& path) {
     std::ifstream log(path);
     std::uint64_t count = 0;
@@ -273,7 +276,7 @@ class Rollout {
     return std::ifstream(task_.file("last")) >> last && version_ == last;
   }
 
-  // With the base, or with nothing.
+  // Joins with the base, or with nothing.
   void join() {
     receiver_.reset();
     target_.reset();
@@ -301,7 +304,7 @@ class Rollout {
     auto opened = Receiver::open(options, *road_, *target_, Deadline::after(2s));
     if (!opened.ok()) return failed(opened.status());
     receiver_ = std::move(*opened);
-    log_.say("joined");
+    log_.print("joined");
   }
 
   void follow() {
@@ -310,16 +313,16 @@ class Rollout {
     if (!*staged) return;
     const auto done = receiver_->commit();
     if (!done.ok()) {
-      // Whatever failed, what is there is a version or says that it is none.
+      // After any failure the target holds a version, or reports that it holds none.
       const TargetState state = target_->state();
-      if (state.valid) log_.say("held ", state.id.version, " ", to_hex(hash_of(held_)));
+      if (state.valid) log_.print("held ", state.id.version, " ", to_hex(hash_of(held_)));
       return failed(done.status());
     }
     version_ = done->version;
-    log_.say(done->anchor ? "anchor " : "commit ", version_, " ", to_hex(hash_of(held_)));
+    log_.print(done->anchor ? "anchor " : "commit ", version_, " ", to_hex(hash_of(held_)));
   }
 
-  void failed(const Status& status) { log_.say("failed ", status.to_string()); }
+  void failed(const Status& status) { log_.print("failed ", status.to_string()); }
 
   const Task& task_;
   JobProcess& process_;
@@ -352,7 +355,7 @@ Status run(const Task& task) {
     std::fprintf(stderr, "soak_peer: %s\n", done.to_string().c_str());
     process->abandon(1);
   }
-  // A process that was killed does not come: the road's own patience ends the wait.
+  // A killed process does not call close(): the road's patience ends the wait.
   const Status closed = process->close(Deadline::after(2s));
   if (!closed.ok()) process->abandon(0);
   return {};

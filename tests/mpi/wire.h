@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls between the process that runs the contract suite and those that hold the road's ends.
+// Calls between the process that runs the contract suite and the processes that hold the road's
+// ends.
 #pragma once
 
 #include <mpi.h>
@@ -17,7 +18,7 @@
 
 namespace driftless::testing {
 
-// The two sides are the same binary: no checks.
+// Both sides are the same binary, so nothing is checked.
 class Packer {
  public:
   Packer& number(std::uint64_t value) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI that is preloaded into a process, and is worse than the installed one.
+// A library that is preloaded into a process, and makes the installed MPI worse.
 //
 //   LD_PRELOAD=libworse_mpi.so DRIFTLESS_TEST_MPI_THREADS=funneled driftless ...
 //
-// It grants less than MPI_THREAD_MULTIPLE, and ends the process with one line where that then does
-// what it must not: at `single` and `funneled` a call from another thread than the one that
-// initialized MPI, at `serialized` two calls at once.
+// Grants less than MPI_THREAD_MULTIPLE, and ends the process with one line if it breaks that level:
+// at `single` and `funneled`, by a call from another thread than the one that initialized MPI; at
+// `serialized`, by two calls at once.
 //
 //   LD_PRELOAD=libworse_mpi.so DRIFTLESS_TEST_MPI_HANGS=MPI_Win_allocate_shared driftless ...
 //
-// The call does not come back.
+// The call never returns.
 #include <mpi.h>
 
 #include <atomic>
@@ -32,7 +32,7 @@ constexpr Level kLevels[] = {{"single", MPI_THREAD_SINGLE},
 std::atomic<int> granted = MPI_THREAD_MULTIPLE;
 std::thread::id owner;  // written before `granted`
 std::atomic<bool> inside = false;
-thread_local int depth = 0;  // a call of MPI may be made of others
+thread_local int depth = 0;  // MPI may implement a call by other calls
 
 [[noreturn]] void refuse(const char* call, const char* why) {
   std::fprintf(stderr, "worse_mpi: %s %s\n", call, why);
@@ -93,7 +93,7 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   return code;
 }
 
-// Who asks later hears the same.
+// A later query returns the same level.
 int MPI_Query_thread(int* provided) {
   *provided = granted;
   return MPI_SUCCESS;

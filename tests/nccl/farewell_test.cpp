@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A leader that closes says so as its last word: nobody waits for its answer from then on.
+// A leader that closes sends a goodbye as its last message: no process waits for an answer after
+// that.
 #include <future>
 #include <thread>
 
@@ -87,7 +88,7 @@ TEST_P(NcclFarewellTest, ALeaderThatDiedWithoutAWordIsWaitedForUntilTheDeadline)
   EXPECT_EQ(mute.code(), StatusCode::kDeadlineExceeded) << mute.to_string();
   EXPECT_NE(mute.message().find("the leader does not answer"), std::string::npos)
       << mute.to_string();
-  sender_.reset();  // its links end, and no farewell came
+  sender_.reset();  // its links end without a goodbye
   const Status gone = receiver_->leave(in_ms(300));
   EXPECT_EQ(gone.code(), StatusCode::kDeadlineExceeded) << gone.to_string();
 }
@@ -114,7 +115,8 @@ TEST_P(NcclFarewellTest, OtherPublisherRanksLearnThatTheLeaderHasClosed) {
   EXPECT_EQ(closed.code(), StatusCode::kIo) << closed.to_string();
 }
 
-// A rank of an earlier start of the job, stopped and continued later, does not join the next one.
+// A rank of an earlier start of the job that was stopped and continues later does not join the next
+// start.
 TEST_P(NcclFarewellTest, ARankOfAnotherStartIsDropped) {
   options_.start = 2;
   ASSERT_NO_FATAL_FAILURE(start_leader(2, 0));
@@ -127,7 +129,7 @@ TEST_P(NcclFarewellTest, ARankOfAnotherStartIsDropped) {
   }
 }
 
-// Also where the other side is about to speak, and finds out by that that nobody listens.
+// Also if the other side is about to send, and thereby finds the link lost.
 TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
   auto hub = meet_.hub();
   ASSERT_OK(hub);
@@ -140,14 +142,14 @@ TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
   auto link = connecting.get();
   ASSERT_OK(link);
   ASSERT_OK((*link)->send("hello", soon()));
-  std::vector<hub::HubEvent> heard;
+  std::vector<hub::HubEvent> received;
   const Deadline patience = soon();
-  while ((heard.empty() || heard.back().text != "hello") && !patience.expired()) {
-    heard = (*hub)->poll(patience);
+  while ((received.empty() || received.back().text != "hello") && !patience.expired()) {
+    received = (*hub)->poll(patience);
   }
-  ASSERT_FALSE(heard.empty());
+  ASSERT_FALSE(received.empty());
   ASSERT_OK((*link)->send("not read any more", soon()));
-  (*hub)->send(heard.back().peer, "last word");
+  (*hub)->send(received.back().peer, "last word");
   hub->reset();
   for (int i = 0; i < 50; ++i) {
     if (!(*link)->send("to nobody", in_ms(1'000)).ok()) break;

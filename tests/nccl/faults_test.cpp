@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the nccl road does when receivers die, stall, run out of memory or get damaged bytes: the
-// version fails within its deadline, and the next one goes to who is there.
+// Receivers of the nccl road die, stall, run out of memory or get damaged bytes: the version fails
+// within its deadline, and the next one goes to the remaining receivers.
 #include "support/host_nccl_world.h"
 
 namespace driftless::testing {

@@ -9,7 +9,7 @@
 namespace driftless::testing {
 namespace {
 
-// A communicator for each test: what one has left in it is not the next one's to hear.
+// A communicator for each test, so that a test does not receive messages of the one before.
 HostRendezvous mpi_rendezvous() {
   const std::shared_ptr<MPI_Comm> job(new MPI_Comm(MPI_COMM_NULL), [](MPI_Comm* made) {
     MPI_Comm_free(made);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members that know the token and send what is not theirs to send: the leader drops them or ignores
-// it, and its receiver gets its versions meanwhile.
+// Members that know the token and send messages that only others may send. The leader drops them or
+// ignores the messages, and its receiver still gets its versions.
 #include <random>
 
 #include "collectives/nccl/message.h"
@@ -106,8 +106,8 @@ TEST_F(TcpMembers, ARankOfAnotherJobOrStartIsDropped) {
   publish_and_check();
 }
 
-// A stranger to the group: every kind of message, for this attempt and others, with and without a
-// hello before it.
+// Not a member of the group: it sends every kind of message, for this attempt and others, with and
+// without a hello before it.
 TEST_F(TcpMembers, MessagesThatAreNotASendersAreIgnored) {
   const std::vector<PartReceipt> parts = {{"part", 0, 5'000, {}}};
   for (const bool greets : {false, true}) {

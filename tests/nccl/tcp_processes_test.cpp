@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run of four processes over the TCP hub: a leading trainer, another rank, two receivers. One of
-// them is killed, or stopped for longer than the silence that is allowed, at a message of each
-// kind: before it sends it, or once it has received it. The others end their calls within their
-// deadlines, the run goes on with those that are left, and nobody ever holds wrong bytes.
+// A run of four processes over the TCP hub: a leading trainer, another rank, two receivers. At a
+// message of each kind, before it is sent or after it was received, one process is killed, or
+// stopped for longer than the allowed silence. The others end their calls within their deadlines,
+// the run continues with the remaining processes, and no process ever holds wrong bytes.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -25,7 +25,7 @@ enum class Moment : unsigned char { kBeforeSending, kReceived };
 
 constexpr milliseconds kSilence{1'000}, kStopped{1'500};
 constexpr int kCallMs = 3'000;
-constexpr milliseconds kSlack{5'000};  // of a machine with other things to do
+constexpr milliseconds kSlack{5'000};  // for a loaded machine
 constexpr int kGenerousMs = 90'000;
 constexpr std::uint64_t kFailing = 2;  // the version whose first attempt a rank cannot send
 
@@ -37,7 +37,7 @@ struct Fault {
   bool replaced = false;  // a stopped rank: the trainers start anew before it goes on
 };
 
-// What the processes of a case share.
+// Memory that the processes of a case share.
 struct Shared {
   std::atomic<bool> fired = false;
   std::atomic<std::uint64_t> start = 0;  // of the trainers
@@ -85,7 +85,7 @@ class Member {
   [[nodiscard]] std::shared_ptr<nccl::Fabric> fabric() {
     return std::make_shared<ProcessFabric>(meetings_, faults_);
   }
-  // A call with this deadline has ended.
+  // Checks that a call with this deadline ended in time.
   template <typename Call>
   auto timed(int wait_ms, const Call& call) {
     const auto begin = Deadline::Clock::now();
@@ -122,7 +122,7 @@ Result<hub::Connector> Member::connector() {
   return watched(std::move(plain), watch());
 }
 
-// The port of a leader that was killed may be taken for a moment.
+// The port of a killed leader may still be in use for a moment.
 Result<std::unique_ptr<hub::Hub>> Member::hub() {
   Backoff backoff(milliseconds(5), milliseconds(100));
   const Deadline deadline = in_ms(kGenerousMs);
@@ -207,7 +207,7 @@ int Member::follow_leader() {
     if (!ok && !road->abort().ok()) return 3;
     static_cast<void>(timed(
         kCallMs, [&](const Deadline& until) { return road->published(step(version), until); }));
-    // Another start is not its own.
+    // The stopped rank belongs to the earlier start, and must not take part in the new one.
     if (is_replaced()) return ok && fault_.kind != MessageKind::kPublished ? 4 : 0;
     shared_.answer_ok = ok;
     shared_.answered = asked;
@@ -221,7 +221,7 @@ void Member::check(ReceiveRoad& road, const PublicationId& id) {
     const PartReceipt part{"part", rank, expected.size(), xxh3_128(expected)};
     const auto got =
         timed(kCallMs, [&](const Deadline& until) { return road.fetch_part(id, part, until); });
-    // With another leader what the last one sent is gone.
+    // A new leader does not have the versions of the last one.
     if (!got.ok() && got.status().code() == StatusCode::kNotFound) continue;
     if (!got.ok() || !std::ranges::equal(got->bytes(), expected)) ++shared_.wrong;
   }
@@ -307,7 +307,7 @@ class TcpProcesses : public ::testing::TestWithParam<Fault> {
     return true;
   }
 
-  // After the victim was struck: a trainer that is gone comes with the others as a new start.
+  // Called after the fault: if a trainer is gone, all trainers start again.
   void mend() {
     const Fault& fault = GetParam();
     if (fault.replaced) return replace_stopped_rank();
@@ -324,7 +324,7 @@ class TcpProcesses : public ::testing::TestWithParam<Fault> {
       start_trainers();
     }
   }
-  // What a process of the earlier start has to say, and its links, are of no use any more.
+  // The messages and links of the earlier start's process are ignored.
   void replace_stopped_rank() {
     const pid_t stopped = running_.at(Role::kRank);
     end(Role::kLeader, SIGKILL);
@@ -394,7 +394,7 @@ std::string fault_name(const ::testing::TestParamInfo<Fault>& info) {
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault_name({fault, 0}); }
 
-// Every kind, at its sender and at whoever receives it, killed and stopped.
+// Every kind of message, at its sender and at its receiver, killed and stopped.
 std::vector<Fault> every_fault() {
   using enum MessageKind;
   std::vector<Fault> faults;
@@ -416,7 +416,7 @@ std::vector<Fault> every_fault() {
   return faults;
 }
 
-// Those where most is at stake, in every run of the tests.
+// The most important cases, in every run of the tests.
 constexpr Fault kFew[] = {
     {Role::kReceiver, Moment::kBeforeSending, MessageKind::kAck, SIGKILL},
     {Role::kReceiver, Moment::kReceived, MessageKind::kCommit, SIGSTOP},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever waits on the nccl road says for whom, after 5 seconds and every 30 seconds then. The
-// clock of the waiting thread moves by its own sleeps.
+// A process that waits on the nccl road logs for whom, after 5 seconds and then every 30 seconds.
+// The clock of the waiting thread moves by its own sleeps.
 #include "support/still_environment.h"
 #include "support/tcp_hub.h"
 
@@ -24,10 +24,10 @@ class NcclWaiting : public ::testing::Test {
       return error(StatusCode::kIo, "nobody listens");
     };
   }
-  void expect_said(const std::string& text) {
-    ASSERT_EQ(environment_.said.size(), 2U);
-    EXPECT_EQ(environment_.said[0], "still waiting after 5 s: " + text);
-    EXPECT_EQ(environment_.said[1], "still waiting after 35 s: " + text);
+  void expect_line(const std::string& text) {
+    ASSERT_EQ(environment_.lines.size(), 2U);
+    EXPECT_EQ(environment_.lines[0], "still waiting after 5 s: " + text);
+    EXPECT_EQ(environment_.lines[1], "still waiting after 35 s: " + text);
   }
 
   TempDir dir_;
@@ -51,7 +51,7 @@ TEST_F(NcclWaiting, TheLeaderForReceivers) {
   EXPECT_EQ(begun.code(), StatusCode::kDeadlineExceeded);
   const std::string text = concat("nccl: 1 of 2 receivers have joined (receiver one); ",
                                   to_string(step(1)), " waits for them");
-  expect_said(text);
+  expect_line(text);
   EXPECT_TRUE(begun.message().starts_with(text)) << begun.to_string();
 }
 
@@ -60,7 +60,7 @@ TEST_F(NcclWaiting, AnotherRankForTheLeader) {
   const EnvironmentScope scope(environment_);
   const Status begun = sender->begin(step(1), in_ms(40'000));
   EXPECT_EQ(begun.code(), StatusCode::kDeadlineExceeded);
-  expect_said("nccl: rank 1 looks for the leader: nobody listens");
+  expect_line("nccl: rank 1 looks for the leader: nobody listens");
 }
 
 TEST_F(NcclWaiting, AReceiverForTheLeader) {
@@ -69,10 +69,10 @@ TEST_F(NcclWaiting, AReceiverForTheLeader) {
   const EnvironmentScope scope(environment_);
   const auto info = (*receiver)->run_info(in_ms(40'000));
   EXPECT_EQ(info.status().code(), StatusCode::kDeadlineExceeded);
-  ASSERT_EQ(environment_.said.size(), 2U);
-  EXPECT_TRUE(environment_.said[0].starts_with(
+  ASSERT_EQ(environment_.lines.size(), 2U);
+  EXPECT_TRUE(environment_.lines[0].starts_with(
       "still waiting after 5 s: nccl: looking for the leading trainer"))
-      << environment_.said[0];
+      << environment_.lines[0];
 }
 
 }  // namespace

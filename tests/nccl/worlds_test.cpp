@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The logic of the nccl road held to the contract, without a GPU: HostFabric stands for NCCL.
+// Runs the contract suite on the logic of the nccl road without a GPU: HostFabric replaces NCCL.
 #include "support/host_nccl_world.h"
 #include "support/nccl_farewell.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr unsigned kReceivers = 3;
 
-// A world and the directory that it meets in.
+// A world and its rendezvous directory.
 class FileWorld final : public RoadWorld {
  public:
   explicit FileWorld(const WorldOptions& options)

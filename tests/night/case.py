@@ -22,13 +22,13 @@ sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 from jobs import environment, mpirun_line  # noqa: E402
 from support import COMMAND, read_checkpoint  # noqa: E402
 
-# Longer than all deadlines together: a process that still runs so long after the last fault hangs.
-# Longer on a busy machine.
+# A process that still runs this long after the last fault hangs: the limit exceeds the sum of all
+# deadlines. It grows with the load of the machine.
 LIMIT_S = 75 * min(4.0, max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1))))
 PYTHON = os.environ.get("DRIFTLESS_NIGHT_PYTHON", "/usr/bin/python3")
 
-# Contracts beside "every claim is true". The product does not keep those with False yet;
-# `--contracts all` checks them, too.
+# Further contracts, beside "every claim is true". False: the product does not keep the contract
+# yet, and only `--contracts all` checks it.
 CONTRACTS = {
     # `trainer --rollouts N` ends with 0 only if N rollouts that lived then hold its last version.
     "counted_followers_lived": True,
@@ -515,8 +515,8 @@ class Case:
             )
         if not self.contracts["counted_followers_lived"] or process.role == "mpi job":
             return
-        # A trainer prints a version's line once the rollouts have it, so the rollouts that hold the
-        # last version lived after the line before.
+        # A trainer prints a version's line once the rollouts have it. So rollouts that hold the
+        # last version were alive after the line of the version before.
         times = [e["monotonic_ms"] / 1e3 for p in self.processes for e in p.events()
                  if e.get("event") == "version" and e["version"] == last - 1 and "monotonic_ms" in e]  # fmt: skip
         # A killed trainer may have published that version without printing its line.

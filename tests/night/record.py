@@ -74,7 +74,7 @@ class Record:
 
     def __init__(self, runs: list[Run]):
         self.runs = runs
-        self.ids: dict[str, Run] = {}  # of announcements that only one run can have made
+        self.ids: dict[str, Run] = {}  # run ids, where only one run can have made the announcement
         # Digests that a trainer printed; several versions share one if a step changes nothing.
         self.digests: dict[str, list[tuple[Run, int]]] = {}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers that fall asleep at any request, are overtaken by others, wake up late or die, over a
-// store with and without If-Match. Once another one has started and published, everything that
-// readers see is whole.
+// Publishers that stop at any request, are fenced by others, and continue late or die, over a store
+// with and without If-Match. Once another publisher has started and published, every publication
+// that readers see is whole.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,8 +23,8 @@ struct Objects {
   bool replaces = false;  // honours If-Match; it always honours If-None-Match
 };
 
-// One publisher's way to them. At a request of its choice it sleeps while others work; from another
-// one on it is dead.
+// One publisher's access to the objects. At a chosen request it sleeps while others work; from
+// another request on it is dead.
 class SleepyStore final : public ObjectStore {
  public:
   explicit SleepyStore(Objects& objects) : objects_(objects) {}
@@ -118,7 +118,7 @@ class Publisher {
     ++next_;
     return road_->announce("run", in_time());
   }
-  // Its one part is the first word of its manifest, the second says where it lies.
+  // The first word of the manifest is its one part; the second word is the part's place.
   Status publish(PublicationKind kind) {
     const PublicationId id{next_, kind};
     DRIFTLESS_RETURN_IF_ERROR(road_->begin(id, in_time()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers that take a prefix over from each other, and lists of more than one page. Over the
-// server of DRIFTLESS_TEST_S3, as the contract.
+// Publishers that take a prefix over from each other, and lists of more than one page, over the
+// server that DRIFTLESS_TEST_S3 names.
 #include <cstdlib>
 #include <functional>
 
@@ -11,7 +11,8 @@
 namespace driftless::testing {
 namespace {
 
-// Passes everything on, lets a test do something just before a put(), and may ignore conditions.
+// Forwards every call. A test may run a function just before a put(), and may make it ignore
+// conditions.
 class HookedStore final : public ObjectStore {
  public:
   explicit HookedStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
@@ -25,7 +26,7 @@ class HookedStore final : public ObjectStore {
     if (before_put) before_put(key);
     if (!lost.empty() && key.find(lost) != std::string::npos) {
       lost.clear();
-      const Status unheard = store_->put(key, bytes, only_new, deadline);
+      const Status lost_answer = store_->put(key, bytes, only_new, deadline);
     }
     return store_->put(key, bytes, only_new && refuses, deadline);
   }
@@ -83,13 +84,13 @@ class TakeoverTest : public ::testing::Test {
   std::unique_ptr<SendRoad> sender() {
     return std::move(*make_object_store_sender(store_, options_, 0, 1));
   }
-  // One that has announced the run.
-  std::unique_ptr<SendRoad> announced() {
+  // Opens a publisher that has announced the run.
+  std::unique_ptr<SendRoad> open_and_announce() {
     auto made = sender();
     EXPECT_TRUE(is_ok(made->announce("run", soon())));
     return made;
   }
-  // All but the seal.
+  // Does everything except the seal.
   static void write(SendRoad& road, const PublicationId& id, std::string_view text = "part") {
     ASSERT_OK(road.begin(id, soon()));
     auto part = road.create_part("part");
@@ -119,9 +120,9 @@ TEST_F(TakeoverTest, AnOvertakenPublisherDoesNotWinTheVersionItWasWriting) {
   for (const PublicationId& id : {step(1), anchor(0)}) {
     options_.url = concat("s3://road/", to_hex(random_hash128()));
     store_ = *open_object_store(options_);
-    const auto old = announced();
+    const auto old = open_and_announce();
     write(*old, id, "old");
-    const auto successor = announced();
+    const auto successor = open_and_announce();
     EXPECT_EQ(old->seal("old", soon()).code(), StatusCode::kWrongRun);
     EXPECT_TRUE(listed().empty());
     EXPECT_EQ(old->begin(step(2), soon()).code(), StatusCode::kWrongRun) << "fenced for good";
@@ -133,11 +134,11 @@ TEST_F(TakeoverTest, AnOvertakenPublisherDoesNotWinTheVersionItWasWriting) {
 }
 
 TEST_F(TakeoverTest, AThirdOneOvertakesTheSecond) {
-  const auto first = announced();
+  const auto first = open_and_announce();
   write(*first, step(1));
-  const auto second = announced();
+  const auto second = open_and_announce();
   write(*second, step(1));
-  const auto third = announced();
+  const auto third = open_and_announce();
   EXPECT_EQ(first->seal("first", soon()).code(), StatusCode::kWrongRun);
   EXPECT_EQ(second->seal("second", soon()).code(), StatusCode::kWrongRun);
   publish(*third, step(1));
@@ -146,10 +147,10 @@ TEST_F(TakeoverTest, AThirdOneOvertakesTheSecond) {
 }
 
 TEST_F(TakeoverTest, AVersionThatWasSealedInTimeCounts) {
-  const auto old = announced();
+  const auto old = open_and_announce();
   publish(*old, step(1));
   publish(*old, anchor(1));
-  const auto successor = announced();
+  const auto successor = open_and_announce();
   EXPECT_EQ(*successor->highest_number(), 1U) << "what is reserved was never visible";
   EXPECT_EQ(old->begin(step(2), soon()).code(), StatusCode::kWrongRun);
   publish(*successor, step(2));
@@ -157,20 +158,20 @@ TEST_F(TakeoverTest, AVersionThatWasSealedInTimeCounts) {
 }
 
 TEST_F(TakeoverTest, AVersionThatAppearsWhileOneStartsIsNoticed) {
-  const auto old = announced();
+  const auto old = open_and_announce();
   publish(*old, step(1));
   const auto successor = sender();
   EXPECT_EQ(*successor->highest_number(), 1U);
   publish(*old, step(2));
   const Status started = successor->announce("run", soon());
   EXPECT_EQ(started.code(), StatusCode::kBusy) << started.message();
-  publish(*announced(), step(3));
+  publish(*open_and_announce(), step(3));
 }
 
 TEST_F(TakeoverTest, AReservationOfOneThatWasOvertakenMeanwhileIsTakenBack) {
-  const auto road = announced();
+  const auto road = open_and_announce();
   write(*road, step(1));
-  // Another one that took publisher.json before, and comes to reserve only now.
+  // Another publisher that took publisher.json earlier, and reserves only now.
   const std::string late = object_store::reservation_text(to_hex(random_hash128()));
   const std::string key = object_store::version_key(step(1));
   ASSERT_OK(store_->put(key, bytes_of(late), false, soon()));
@@ -183,13 +184,13 @@ TEST_F(TakeoverTest, AReservationOfOneThatWasOvertakenMeanwhileIsTakenBack) {
 
 TEST_F(TakeoverTest, ReservedNamesOfTheDeadDoNotStopPruning) {
   for (const PublicationId& id : {anchor(0), step(1), step(2)}) {
-    const auto dies = announced();
+    const auto dies = open_and_announce();
     write(*dies, id, "died");
-    publish(*announced(), id);
+    publish(*open_and_announce(), id);
   }
-  const auto road = announced();
+  const auto road = open_and_announce();
   write(*road, anchor(2), "died");
-  const auto last = announced();
+  const auto last = open_and_announce();
   publish(*last, step(3));
   const auto removed = last->prune(3);
   ASSERT_OK(removed);
@@ -211,7 +212,7 @@ TEST_F(TakeoverTest, AProbeWhoseAnswerWasLostIsNoRefusal) {
 TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
   const auto hooked = std::make_shared<HookedStore>(store_);
   hooked->before_put = [&](const std::string& key) {
-    // The other one found no run.json either, and writes it a moment earlier.
+    // The other publisher found no run.json either, and writes it a moment earlier.
     if (key != "run.json") return;
     ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
   };
@@ -219,7 +220,8 @@ TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
   EXPECT_EQ((*road)->announce("run", soon()).code(), StatusCode::kAlreadyExists);
 }
 
-// A bucket: puts of new objects look before they write, and two may look at the same moment.
+// A bucket without conditions: a put of a new object checks first and then writes, so two
+// publishers may check at the same moment.
 TEST_F(TakeoverTest, WithoutConditionsOneOfTwoRunsThatBeginAtOnceIsRefused) {
   const auto hooked = std::make_shared<HookedStore>(store_);
   hooked->replaces = false;
@@ -229,8 +231,8 @@ TEST_F(TakeoverTest, WithoutConditionsOneOfTwoRunsThatBeginAtOnceIsRefused) {
     ASSERT_OK(store_->put("publisher.json", bytes_of("{}"), false, soon()));
   };
   const auto road = make_object_store_sender(hooked, options_, 0, 1);
-  const Status announced = (*road)->announce("run", soon());
-  EXPECT_EQ(announced.code(), StatusCode::kAlreadyExists) << announced.message();
+  const Status second = (*road)->announce("run", soon());
+  EXPECT_EQ(second.code(), StatusCode::kAlreadyExists) << second.message();
 }
 
 TEST_F(TakeoverTest, WithoutIfMatchAnOvertakenPublisherLooksBeforeItSeals) {
@@ -266,7 +268,7 @@ TEST_F(TakeoverTest, AnOvertakenLeaderDoesNotMisleadTheRanksOfAnother) {
   ASSERT_OK(old->announce("run", soon()));
   const auto leader = std::move(*make_object_store_sender(store_, options_, 0, 2));
   const auto other = std::move(*make_object_store_sender(store_, options_, 1, 2));
-  // Its last look is behind it, and what it writes comes late.
+  // Its last check has passed, and its write arrives late.
   hooked->before_put = [&](const std::string& key) {
     if (!key.starts_with("attempts/")) return;
     ASSERT_OK(leader->announce("run", soon()));
@@ -297,11 +299,11 @@ TEST_F(TakeoverTest, OneThatWakesUpInPruneDoesNotWriteAnOldIndex) {
   const auto old = std::move(*make_object_store_sender(hooked, options_, 0, 1));
   ASSERT_OK(old->announce("run", soon()));
   for (const std::uint64_t version : {1U, 2U, 3U}) publish(*old, step(version));
-  // Every look is behind it, and what it writes comes late.
+  // All its checks have passed, and its write arrives late.
   std::unique_ptr<SendRoad> successor;
   hooked->before_put = [&](const std::string& key) {
     if (key != "index.json" || successor != nullptr) return;
-    successor = announced();
+    successor = open_and_announce();
     publish(*successor, step(4));
   };
   const auto removed = old->prune(1);

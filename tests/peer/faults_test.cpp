@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strangers, readers that stop, trainer ranks that go, and restarts.
+// Strangers, readers that stop, trainer ranks that end, and restarts.
 #include <sys/socket.h>
 
 #include <chrono>
@@ -132,7 +132,7 @@ TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndHoldsNobodyUp) {
   const auto frame = writer.frame(to_bytes(
       Want{step(1), "part", served.bytes.size(), Means::kBytes, {{0, served.bytes.size()}}}));
   ASSERT_OK(hub::write_all(stopped, *frame, soon()));
-  // It never reads. The only place among the readers is free again after the stall.
+  // The first reader never reads; after the stall its place is free for another one.
   PartReader other(by(PeerCarrier::kTcp), served.token);
   ASSERT_OK(served.read(other, step(1), {0, 10}, 20'000));
 }
@@ -203,7 +203,8 @@ TEST(PeerFaultTest, ARankOfAnotherStartOrJobIsDropped) {
     ASSERT_OK((*link)->send(to_bytes(Request{.ask = Ask::kList, .number = 1}), soon()));
     EXPECT_FALSE((*link)->receive(soon()).ok()) << rank << " of " << ranks << ", start " << start;
   }
-  // Neither a receiver nor one without a hello may ask for a rank's part.
+  // A trainer rank, or a process without a hello, must not ask for a rank's part as a receiver
+  // does.
   const auto link = (*connector)(soon());
   ASSERT_OK(link);
   ASSERT_OK((*link)->send(to_bytes(Request{.ask = Ask::kHello}), soon()));
@@ -243,14 +244,14 @@ TEST(PeerFaultTest, TheEndIsHeardAndWaitsForConnectedReceivers) {
   auto receiver = make_receiver(road);
   ASSERT_OK(receiver);
   ASSERT_OK((*receiver)->report({"one", 0, ""}, soon()));
-  EXPECT_FALSE(hear_end(*road)->has_value());
-  Status told;
-  std::thread trainer([&] { told = tell_end(*world.leader(), "the end"); });
-  while (!hear_end(*road)->has_value()) std::this_thread::sleep_for(milliseconds(1));
-  EXPECT_EQ(hear_end(*road)->value(), "the end");
+  EXPECT_FALSE(fetch_end(*road)->has_value());
+  Status published;
+  std::thread trainer([&] { published = publish_end(*world.leader(), "the end"); });
+  while (!fetch_end(*road)->has_value()) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(fetch_end(*road)->value(), "the end");
   ASSERT_OK((*receiver)->leave(soon()));
   trainer.join();
-  ASSERT_OK(told);
+  ASSERT_OK(published);
 }
 
 }  // namespace

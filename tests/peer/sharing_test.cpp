@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receivers that serve what they read to each other: who reads what, and hostile or dead ones.
+// Receivers that serve their read chunks to each other: the assignment of sources, and hostile or
+// dead sources.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -19,10 +20,10 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-// A trainer rank, and what its receivers have in common.
+// A trainer rank, and the objects that its receivers share.
 class SharingTest : public ::testing::Test {
  protected:
-  // A receiver's connection to the leader, and what it reads with.
+  // A receiver: its connection to the leader, and its readers.
   struct Reader {
     Reader(const SharingTest& test, const PeerOptions& options)
         : leader(*test.road_->meeting.connector(), Request{.ask = Ask::kHello}, "the leader"),
@@ -54,7 +55,7 @@ class SharingTest : public ::testing::Test {
     EXPECT_TRUE(is_ok(reply));
     return reply.ok() ? reply->endpoints.front() : Endpoint();
   }
-  // That a reader gets the very bytes.
+  // Expects that a reader gets the exact bytes.
   void expect_read(Reader& reader, std::vector<ByteRange> ranges = {}) {
     if (ranges.empty()) ranges = {{0, receipt_.size_bytes}};
     const auto got = reader.shared.read(trainer(reader), id_, receipt_, ranges, soon());
@@ -66,13 +67,13 @@ class SharingTest : public ::testing::Test {
                 ranges[i].offset % kRangeAlignment);
     }
   }
-  [[nodiscard]] Request sources(Exchange exchange, const Endpoint& own = {}) const {
+  [[nodiscard]] Request sources(Exchange exchange, const Endpoint& endpoint = {}) const {
     return {.ask = Ask::kSources,
             .bytes = receipt_.size_bytes,
             .id = id_,
             .name = receipt_.name,
             .text = to_hex(receipt_.hash),
-            .endpoint = own,
+            .endpoint = endpoint,
             .exchange = std::move(exchange)};
   }
   [[nodiscard]] ByteRange whole() const { return {0, receipt_.size_bytes}; }
@@ -124,8 +125,8 @@ TEST_F(SharingTest, RangesMayOverlapTouchAndEndAnywhere) {
   }
 }
 
-// A receiver that made the bytes itself: who joins reads them from it, and the trainer rank sends
-// the few chunks that are not the part's.
+// A receiver made the bytes itself. A new receiver reads them from it, and the trainer rank sends
+// only the few chunks that differ from the part.
 TEST_F(SharingTest, WhatAReceiverOffersIsServedIfItIsThePart) {
   publish_part(1, 8 * kMiB + 12'345);
   const auto holder = reader(), joiner = reader();
@@ -287,7 +288,7 @@ TEST_F(SharingTest, WhatContradictsThePublicationIsRefused) {
   EXPECT_EQ(code(other), StatusCode::kNotFound);
 }
 
-// Of one that serves, once it is asked for bytes of a part.
+// How a hostile source answers a request for bytes of a part.
 enum class Lie : unsigned char {
   kSilent,    // sends nothing
   kSlow,      // a byte now and then
@@ -336,12 +337,12 @@ class HostileServer {
   [[nodiscard]] Status answer(const hub::Socket& socket) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string nonce, hub::new_nonce());
     DRIFTLESS_RETURN_IF_ERROR(hub::write_all(socket, concat(hub::kGreeting, nonce), in_ms(2'000)));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string said,
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof,
                                hub::read_all(socket, hub::kClientProofBytes, in_ms(2'000)));
     if (lie_ == Lie::kStranger) {
       return hub::write_all(socket, std::string(hub::kProofBytes, 'x'), in_ms(2'000));
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, hub::admit(token_, nonce, said));
+    DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, hub::admit(token_, nonce, proof));
     DRIFTLESS_RETURN_IF_ERROR(hub::write_all(socket, admitted.answer, in_ms(2'000)));
     if (lie_ == Lie::kSilent) return {};
     hub::FrameReader reader(admitted.key, hub::Direction::kToServer);
@@ -427,7 +428,7 @@ TEST_F(SharingTest, WhatIsKeptOfAnotherAttemptIsNotServedForThisOne) {
   publish_part(1, kMiB);
   const auto one = reader();
   expect_read(*one);
-  // The same version again, of a trainer that was started again: other bytes, another hash.
+  // The same version of a restarted trainer: other bytes, another hash.
   PeerWorld again({}, PeerCarrier::kTcp);
   const std::vector<std::byte> bytes = random_part(kMiB, 77);
   const auto receipts = publish(again, step(1), {{{"part", bytes}}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of roads, over each carrier.
+// Runs the contract suite over each carrier.
 #include "support/peer_world.h"
 
 namespace driftless::testing {

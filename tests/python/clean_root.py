@@ -81,8 +81,8 @@ def made_once():
 
 
 def of_processor(machine, python, work):
-    """A root for one test, of another processor, with this Python; or a skip. qemu runs its programs,
-    where the kernel knows that it does."""
+    """A root for one test, of another processor, with this Python; skips the test if the kernel
+    does not start qemu for that processor's programs."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a root of its own needs root and debootstrap")
     if not Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}").exists():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A converter from bfloat16 to INT4 groups of its own, as trainers do it: quantized, multiplied with
-the scale as bfloat16 has it, and quantized again by that scale."""
+"""An independent converter from bfloat16 to INT4 groups, which does what trainers do: it quantizes,
+multiplies the codes by the scale rounded to bfloat16, and quantizes the products by that scale."""
 
 import numpy as np
 from quantize_reference import F32, bf16_values
@@ -8,7 +8,7 @@ from support import Tensor
 
 
 def bf16_words(values):
-    """To the nearest, ties to even; of values that are no NaN."""
+    """Rounds to nearest, ties to even. No value may be NaN."""
     bits = values.astype("<f4").view("<u4").astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
 
@@ -18,7 +18,7 @@ def as_bf16(values):
 
 
 def quantize(words, shape, group):
-    """(packed codes, scales) as bytes, of a matrix of bfloat16 given as its bits: finite ones."""
+    """(packed codes, scales) as bytes, of a matrix of finite bfloat16 values, given as bits."""
     values = bf16_values(np.asarray(words)).reshape(shape[0], -1, group)
     largest = np.abs(values).max(axis=2, keepdims=True, initial=F32(0))
     exact = np.maximum(largest * (F32(1) / F32(7)), F32(1e-5))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running the main job: trainers and rollouts under a real mpirun."""
 
+import fcntl
 import functools
 import json
 import os
@@ -43,7 +44,7 @@ def need_mpirun():
 
 
 def environment():
-    # As root, mpirun needs two variables to run at all; plm=isolated makes it need no ssh.
+    # As root, mpirun runs only with two variables; with plm=isolated it does not need ssh.
     found = {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -75,6 +76,11 @@ def start(line, **options):
     pipe = subprocess.PIPE
     options.setdefault("env", environment())
     process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, **options)
+    # Nobody reads before finish(): a line for each of 200 versions would not fit, and the process
+    # would wait.
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, 1 << 20)
     _started.append(process)
     return process
 

@@ -39,7 +39,7 @@ def scale_of(rule, largest):
 
 
 def quantize_block(rule, values):
-    # Not fmax: of a number and a signalling NaN it may make a NaN, and so forget the number.
+    # Does not use fmax: fmax(number, signalling NaN) may be NaN, which would lose the number.
     sizes = np.abs(values)
     largest = np.max(np.where(np.isnan(sizes), F32(0), sizes), initial=F32(0))
     scale = scale_of(rule, F32(largest))

@@ -141,7 +141,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
     assert [path.name for path in host.shm.iterdir() if path.name[0] in "sa"] == []
 
 
-def test_a_worker_that_is_killed_blocks_nobody_and_comes_back(work, name):
+def test_a_killed_worker_delays_no_other_and_returns(work, name):
     history = make_run(work / "run", np.random.default_rng(5), STEPS)
     host = Host(work, name, **{"agent.workers": 2})
     agent = host.start_agent()
@@ -199,7 +199,7 @@ def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     assert worker.poll() is None and trainer.poll() is None
 
 
-def test_once_hands_over_what_is_there(work, name):
+def test_once_hands_over_the_versions_that_exist(work, name):
     make_run(work / "run", np.random.default_rng(7), 3)
     host = Host(work, name)
     assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
@@ -218,7 +218,7 @@ def test_once_ends_though_a_worker_cannot_follow(work, name):
     agent, worker = host.start_agent("--once"), host.start_worker(0)
     result = finish(agent, 30)
     assert result.returncode == 1 and worker.poll() is None
-    assert "worker0 holds no version" in result.stderr and "asks for an anchor" in result.stderr
+    assert "worker0 holds no version" in result.stderr and "requests an anchor" in result.stderr
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a part cut short"])
@@ -490,7 +490,7 @@ def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
     assert engine.loaded[-1] == history[-1] and not engine.paused
 
 
-def test_another_model_is_not_written_to(work, name):
+def test_an_engine_of_another_model_gets_no_weights(work, name):
     make_run(work / "run", np.random.default_rng(11), 2)
     make_run(work / "other", np.random.default_rng(12), 0, rows=80)
     engine = Engine(work / "other/step_000000")

@@ -56,8 +56,8 @@ print(found, "libmpi" in maps, "libhdf5" in maps, "libcuda" in maps)
 
 
 def hide(library, part, folder):
-    """Replaces each library that `library` links under a name with `part` by a file that is
-    none."""
+    """Replaces each library that `library` links, and whose name contains `part`, by a file that is
+    not a library."""
     needed = subprocess.run(["ldd", PACKAGE / library], capture_output=True, text=True).stdout
     names = [line.split()[0] for line in needed.splitlines() if part in line]
     assert names, needed

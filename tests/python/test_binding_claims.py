@@ -48,7 +48,7 @@ def test_a_claimed_version_must_have_the_runs_digest(road, versions):
     publisher, rollout = road
     for run in (None, publisher.run):
         for held in (0, 2):
-            with pytest.raises(errors.WrongBaseError, match="are said to be version 3"):
+            with pytest.raises(errors.WrongBaseError, match="are claimed to be version 3"):
                 driftless.Receiver(rollout, memory(versions[held], run=run, version=3))
         with driftless.Receiver(rollout, memory(versions[3], run=run, version=3)) as receiver:
             assert receiver.proven and receiver.unproven is None
@@ -62,7 +62,7 @@ def test_a_version_without_a_proof_is_reported_as_unproven(road, versions, work,
     for version in (work / "road").glob("weight_v*"):
         shutil.rmtree(version)
     target = memory(versions[1], run=publisher.run, version=3)
-    with pytest.warns(RuntimeWarning, match="are said to be version 3.*unproven"):
+    with pytest.warns(RuntimeWarning, match="are claimed to be version 3.*unproven"):
         receiver = driftless.Receiver(rollout, target)
     assert not receiver.proven and "no manifest" in receiver.unproven
     [report] = publisher.receivers()
@@ -99,7 +99,7 @@ def test_a_version_that_is_a_link_is_refused(road, versions, work):
     path.rename(work / "elsewhere")
     path.symlink_to(work / "elsewhere")
     receiver = driftless.Receiver(rollout, memory(versions[1], version=1))
-    with pytest.raises(errors.InvalidArgumentError, match="weight_v000002: a symbolic link"):
+    with pytest.raises(errors.InvalidArgumentError, match="weight_v000002: is a symbolic link"):
         receiver.stage(5.0)
     assert receiver.version == 1
 

@@ -56,8 +56,9 @@ def wheel(tmp_path_factory):
     line += ["--disable-pip-version-check", "-w", out]
     line += ["--config-settings", "build-dir=build-wheel-test"]
     # The settings and the compiler of the build folder, so that ccache has its objects.
-    if architectures := setting("DRIFTLESS_CUDA_ARCHITECTURES"):
-        line += ["--config-settings", f"cmake.define.DRIFTLESS_CUDA_ARCHITECTURES={architectures}"]
+    for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "DRIFTLESS_WERROR"):
+        if value := setting(name):
+            line += ["--config-settings", f"cmake.define.{name}={value}"]
     line += [REPOSITORY]
     environment = {**os.environ, "CXX": setting("CMAKE_CXX_COMPILER")}
     built = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=1800)

@@ -3,6 +3,7 @@
 hung part costs only its own row and its deadline."""
 
 import contextlib
+import email.utils
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,11 @@ def small_file_system(work):
         subprocess.run(["umount", place], check=True)
 
 
+def file_system_of(path):
+    line = ["stat", "--file-system", "--format=%T", path]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
 # --- MPI -----------------------------------------------------------------------------------------
 
 MPI = "road: { kind: mpi_rma }\n"
@@ -108,6 +115,7 @@ def test_no_mpirun_and_one_that_fails(work):
     script(tools, "mpirun", "echo 'driftless: io: MPI_ERR_WIN: run mpirun with --mca pml ucx' >&2; exit 1")
     rows = doctor(*named, env=path, code=1)
     assert_row(rows, "mpi", "windows", "fail", "MPI_ERR_WIN", "--mca osc ucx")
+    assert_row(rows, "mpi", "mpirun", "fail", "install it again")  # --version fails, too
     # It accepts a flag, and then starts processes as the mpirun of another MPI does.
     script(tools, "mpirun", 'case "$*" in *isolated*) shift 5; exec "$@";; esac\n'
            "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
@@ -167,9 +175,9 @@ def driver(tmp_path_factory):
     return folder
 
 
-def with_driver(folder, **says):
+def with_driver(folder, **variables):
     library = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".strip(":")
-    return {**os.environ, "LD_LIBRARY_PATH": library, **says}
+    return {**os.environ, "LD_LIBRARY_PATH": library, **variables}
 
 
 def test_no_driver_matters_only_if_a_gpu_is_needed(work, driver):
@@ -184,19 +192,124 @@ def test_no_driver_matters_only_if_a_gpu_is_needed(work, driver):
 def test_a_driver_that_is_too_old_and_gpus_that_do_not_fit(work, driver):
     jobs.need("cuda")
     needs = config(work, f"snapshot: pinned\ngpu: {{ device: 2 }}\n{MPI}")
-    says = {"CUDA_STAND_IN_VERSION": "11040", "CUDA_STAND_IN_CAPABILITY": "70"}
-    rows = doctor(*needs, "--only", "cuda", env=with_driver(driver, **says), code=1)
+    variables = {"CUDA_STAND_IN_VERSION": "11040", "CUDA_STAND_IN_CAPABILITY": "70"}
+    rows = doctor(*needs, "--only", "cuda", env=with_driver(driver, **variables), code=1)
     assert_row(rows, "cuda", "driver", "fail", "11.4", "install a driver")
     assert_row(rows, "cuda", "GPU 0", "fail", "7.0", "-DDRIFTLESS_CUDA_ARCHITECTURES=70-real")
-    assert_row(rows, "cuda", "gpu.device", "fail", "number 2 of 2")
+    assert_row(rows, "cuda", "gpu.device", "fail", "there is no GPU 2, only GPU 0 to 1")
     assert_row(rows, "cuda", "peers", "warn", "0 of 2 pairs")
-    says = {"CUDA_STAND_IN_VERSION": "99000", "CUDA_STAND_IN_CAPABILITY": "90"}
-    rows = doctor("--only", "cuda", env=with_driver(driver, **says, CUDA_STAND_IN_PEERS="1"), code=0)
+    variables = {"CUDA_STAND_IN_VERSION": "99000", "CUDA_STAND_IN_CAPABILITY": "90"}
+    rows = doctor("--only", "cuda", env=with_driver(driver, **variables, CUDA_STAND_IN_PEERS="1"), code=0)
     assert_row(rows, "cuda", "driver", "ok", "99.0")
     assert_row(rows, "cuda", "GPU 1", "ok", "Stand-in")
     assert_row(rows, "cuda", "peers", "ok", "2 of 2")
     rows = doctor("--only", "cuda", env=with_driver(driver, CUDA_STAND_IN_CRASH="1"), code=0)
     assert_row(rows, "cuda", "check", "warn", "signal")
+
+
+def test_a_driver_without_gpus_names_the_cause(work, driver):
+    """What the driver returns for hidden GPUs, for the toolkit's stub, for a missing fabric manager
+    and after an update."""
+    jobs.need("cuda")
+    needs = [*config(work, "snapshot: pinned\n" + MPI), "--only", "cuda"]
+    for code, words in {
+        "100": ("CUDA_ERROR_NO_DEVICE (100)", "--gpus all"),
+        "34": ("error 34", str(driver), "stub"),
+        "802": ("802", "nvidia-fabricmanager"),
+        "803": ("803", str(driver), "one release"),
+        "999": ("999", "nvidia-smi"),
+    }.items():
+        env = with_driver(driver, CUDA_STAND_IN_INIT=code)
+        env.pop("CUDA_VISIBLE_DEVICES", None)
+        assert_row(doctor(*needs, env=env, code=1), "cuda", "GPUs", "fail", *words)
+    hidden = with_driver(driver, CUDA_STAND_IN_COUNT="0", CUDA_VISIBLE_DEVICES="7")
+    rows = doctor(*needs, env=hidden, code=1)
+    assert_row(rows, "cuda", "GPUs", "fail", "CUDA_VISIBLE_DEVICES is '7'", "unset it")
+    rows = doctor("--only", "cuda", env=hidden, code=0)
+    assert_row(rows, "cuda", "GPUs", "warn", "none")
+    silent = with_driver(driver, CUDA_STAND_IN_VERSION="0", CUDA_STAND_IN_INIT="34")
+    rows = doctor(*needs, env=silent, code=1)
+    assert_row(rows, "cuda", "driver", "fail", "does not report its release", str(driver), "stub")
+    assert ("cuda", "GPUs") not in rows
+    rows = doctor(*needs, env=with_driver(driver, CUDA_STAND_IN_DEVICE="1"), code=1)
+    assert_row(rows, "cuda", "GPU 0", "fail", "does not describe it", "nvidia-smi")
+
+
+def test_the_gpus_of_this_host():
+    """Real ones: those that nvidia-smi lists, and none if they are hidden."""
+    jobs.need("cuda")
+    line = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    if shutil.which(line[0]) is None:
+        pytest.skip("there is no nvidia-smi")
+    listed = subprocess.run(line, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("there is no GPU")
+    shown = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    rows = doctor("--only", "cuda", env=shown)
+    assert "supports CUDA" in rows["cuda", "driver"]["finding"]
+    for number, name in enumerate(listed.stdout.splitlines()):
+        assert_row(rows, "cuda", f"GPU {number}", rows["cuda", f"GPU {number}"]["state"], name.strip(),
+                   "GiB", "compute capability")  # fmt: skip
+    rows = doctor("--only", "cuda", env=shown | {"CUDA_VISIBLE_DEVICES": ""}, code=0)
+    assert_row(rows, "cuda", "GPUs", "warn", "CUDA_ERROR_NO_DEVICE (100)", "CUDA_VISIBLE_DEVICES is ''")
+    assert ("cuda", "GPU 0") not in rows
+
+
+def shared_library(folder, name, source=None):
+    """A library of this name in a folder: built from `source`, or a file that is none."""
+    folder.mkdir()
+    if source is None:
+        (folder / name).write_text("not a library")
+        return folder
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    line = [compiler, "-x", "c++", "-", "-shared", "-fPIC", "-o", folder / name, f"-Wl,-soname,{name}"]
+    subprocess.run(line, input=source, text=True, check=True)
+    return folder
+
+
+def test_libraries_of_the_driver_that_are_none(work):
+    jobs.need("cuda")
+    needs = [*config(work, "snapshot: pinned\n" + MPI), "--only", "cuda"]
+    broken = with_driver(shared_library(work / "broken", "libcuda.so.1"))
+    rows = doctor(*needs, env=broken, code=1)
+    assert_row(rows, "cuda", "driver", "fail", str(work / "broken"), "LD_LIBRARY_PATH")
+    assert_row(doctor("--only", "cuda", env=broken, code=0), "cuda", "driver", "warn", "LD_LIBRARY_PATH")
+    empty = with_driver(shared_library(work / "empty", "libcuda.so.1", "int nothing;"))
+    rows = doctor(*needs, env=empty, code=1)
+    assert_row(rows, "cuda", "driver", "fail", "lacks calls", "newer driver")
+
+
+def test_libraries_of_nccl(work):
+    """None, a file that is none, one that does not answer, an old one, and one that fits."""
+    jobs.need("nccl")
+    token = work / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    text = f"hub: {{ address: '127.0.0.1:1', token_file: {token} }}\nroad: {{ kind: nccl, nccl: {{ rendezvous: hub }} }}\n"
+    needs = [*config(work, text), "--only", "nccl"]
+    says = 'extern "C" int ncclGetVersion(int* number) {{ *number = {}; return {}; }}'
+    calls = [
+        "GetUniqueId", "GetErrorString", "GetLastError", "CommInitRankConfig", "CommGetAsyncError", "CommFinalize",
+        "CommAbort", "GroupStart", "GroupEnd", "Broadcast",
+    ]  # fmt: skip
+    whole = says.format(22803, 0) + "".join(f'extern "C" void nccl{each}() {{}}' for each in calls)
+    for name, source, state, words in (
+        ("broken", None, "fail", (str(work / "broken"), "nvidia-nccl-cu13")),
+        ("silent", says.format(22803, 1), "fail", ("does not report", "nvidia-nccl-cu13")),
+        ("old", says.format(21200, 0), "fail", ("2.12.0", "older than 2.14", "nvidia-nccl-cu13")),
+        ("right", whole, "ok", (str(work / "right"), "2.28.3")),
+    ):
+        env = with_driver(shared_library(work / name, "libnccl.so.2", source))
+        rows = doctor(*needs, env=env, code=0 if state == "ok" else 1)
+        assert_row(rows, "nccl", "library", state, *words)
+        assert ("nccl", "built") not in rows, "it was built, and lacks a library"
+        state = "warn" if state == "fail" else state
+        assert_row(doctor("--only", "nccl", env=env, code=0), "nccl", "library", state, *words)
+    rows = doctor("--only", "nccl", code=0)
+    if rows["nccl", "library"]["state"] == "skip":
+        assert_row(doctor(*needs, code=1), "nccl", "library", "fail", "is not there", "libnccl2")
 
 
 # --- the road's directory ------------------------------------------------------------------------
@@ -247,6 +360,28 @@ def test_shared_memory_that_is_too_small_and_segments_of_the_dead(work):
     assert_row(rows, "road", "segments", "warn", "1MiB", "dead process")
 
 
+def test_shared_memory_that_is_on_a_disk(tmp_path):
+    road = f"road: {{ kind: host_shm, host_shm: {{ dir: {tmp_path}, size: 1MiB }} }}\n"
+    if file_system_of(tmp_path) == "tmpfs":
+        pytest.skip("pytest's folder is a tmpfs here; --basetemp names another one")
+    rows = doctor(*config(tmp_path, road), "--only", "road", code=0)
+    assert_row(rows, "road", "memory", "warn", "not memory", "road.host_shm.dir")
+
+
+def test_weights_that_fit_nowhere(work):
+    """A checkpoint of 8 TiB, of which no byte is written: neither memory nor the directory has room
+    for it."""
+    base = work / "base"
+    base.mkdir()
+    with open(base / "model.safetensors", "wb") as file:
+        file.truncate(8 << 40)
+    road = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work} }} }}\n"
+    road += f"receiver: {{ target: checkpoint, checkpoint_dir: {base} }}\n"
+    rows = doctor(*config(work, road), "--only", "road,host", code=1)
+    assert_row(rows, "road", "space", "fail", "needed", "keep_versions")
+    assert_row(rows, "host", "memory", "warn", "the weights take 8TiB", "snapshot: none")
+
+
 # --- object stores -------------------------------------------------------------------------------
 
 
@@ -293,6 +428,10 @@ def test_a_store_that_is_not_there_and_a_clock_that_is_wrong(work):
     with served({}, date="Mon, 01 Jan 2024 00:00:00 GMT") as url:
         rows = doctor(*bucket(work, url), "--only", "road", env=environment, code=1)
     assert_row(rows, "road", "clock", "fail", "NTP")
+    some_minutes_ago = email.utils.formatdate(time.time() - 300, usegmt=True)
+    with served({}, date=some_minutes_ago) as url:
+        rows = doctor(*bucket(work, url), "--only", "road", env=environment)
+    assert_row(rows, "road", "clock", "warn", "NTP")
 
 
 # --- the host ------------------------------------------------------------------------------------
@@ -316,6 +455,33 @@ def test_limits_temporary_space_and_secrets(work):
     assert_row(rows, "host", "umask", "warn", "umask 022")
     assert "secret-of-an-engine" not in str(rows)
     assert_row(rows, "host", "cores", rows["host", "cores"]["state"], "for this process")
+
+
+def test_a_temporary_file_system_that_is_almost_full(work):
+    with small_file_system(work) as place:
+        rows = doctor("--only", "host", env={**os.environ, "TMPDIR": str(place)}, code=0)
+        assert_row(rows, "host", "temporary", "warn", str(place), "TMPDIR")
+
+
+def test_the_address_of_the_status_server(work):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        rows = doctor(*config(work, MPI + f"monitor: {{ address: '{at}' }}\n"), "--only", "host", code=1)
+        assert_row(rows, "host", "monitor.address", "fail", at, "another monitor.address")
+    rows = doctor(*config(work, MPI + f"monitor: {{ address: '{at}' }}\n"), "--only", "host", code=0)
+    assert_row(rows, "host", "monitor.address", "ok", "is free")
+
+
+def test_locked_memory_is_scarce_for_rdma_hardware():
+    """The hardware is a folder of the name that the kernel gives it."""
+    inside = "mount -t tmpfs none /sys/class && mkdir /sys/class/infiniband && ulimit -l 64 && exec \"$@\""
+    isolated = ["unshare", "--mount", "sh", "-c", inside, "sh"]
+    if os.getuid() != 0 or subprocess.run([*isolated, "true"], capture_output=True).returncode != 0:
+        pytest.skip("not root, or no mount namespaces: /sys/class cannot be replaced")
+    line = [*isolated, COMMAND, "doctor", "--json", "--only", "host"]
+    rows = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)["checks"]
+    assert_row({(row["group"], row["check"]): row for row in rows}, "host", "locked memory", "warn",
+               "RDMA", "ulimit -l unlimited")  # fmt: skip
 
 
 def test_the_hub_of_a_road_without_mpi(work):
@@ -490,6 +656,9 @@ def test_packages_of_a_python(work):
     assert_row(rows, "python", "vllm", "ok", "0.32.0")
     assert_row(rows, "python", "sglang", "skip")
     assert_row(rows, "nixl", "carriers", "ok", "POSIX, UCX")
+    shutil.rmtree(nixl / "plugins")
+    rows = doctor("--only", "nixl", "--python", sys.executable, env=environment, code=0)
+    assert_row(rows, "nixl", "carriers", "warn", "no plugins", "NIXL_PLUGIN_DIR")
 
 
 def test_a_python_that_is_missing_or_broken(work):

@@ -21,8 +21,8 @@ RANK = {
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
 
 
-def vllm(extension=EXTENSION, told=True, paused=False):
-    parallel = {"parallel_config": {"worker_extension_cls": extension}} if told else {}
+def vllm(extension=EXTENSION, shows_config=True, paused=False):
+    parallel = {"parallel_config": {"worker_extension_cls": extension}} if shows_config else {}
     raised = (500, {"error": {"message": "'CPUWorker' object has no attribute 'driftless_status'"}})
     return {
         ("GET", "/version"): {"version": "0.32.0"},
@@ -93,7 +93,8 @@ def test_the_samples_of_the_page_are_as_the_command_prints_them(work):
     key = work / "key"
     key.write_text("k3y\n")
     key.chmod(0o600)
-    with served(answers) as ready, served(vllm(extension="", told=False), "k3y", ["/version"]) as lacking:
+    lacks = vllm(extension="", shows_config=False)
+    with served(answers) as ready, served(lacks, "k3y", ["/version"]) as lacking:
         job = text.replace("/var/tmp/weights", str(work)).replace("http://127.0.0.1:8000", ready)
         real = table(run("doctor", *config(work, job)).stdout)
         groups = ("configuration", "mpi", "road", "host", "python", "engine")
@@ -157,7 +158,7 @@ def test_what_an_engine_lacks_names_its_flag():
     with contextlib.ExitStack() as stack:
         plain, old, dev, paused, loader, router = (
             stack.enter_context(served(answers))
-            for answers in (vllm(""), vllm("", told=False), no_dev, vllm(paused=True),
+            for answers in (vllm(""), vllm("", shows_config=False), no_dev, vllm(paused=True),
                             sglang([], dp_size=2), {})  # fmt: skip
         )
         engines = (plain, old, dev, paused, loader, router, closed_port())
@@ -175,6 +176,25 @@ def test_what_an_engine_lacks_names_its_flag():
         assert_row(rows, engines[-1], "reachable", "fail", "start the engine")
 
 
+def test_answers_of_an_extension_that_do_not_fit():
+    answers = {
+        "another release": ({"results": [{"rank": 0}]}, "install the same release"),
+        "a failure": ((500, {"error": {"message": "out of memory"}}), "look at the engine's log"),
+        "no results": ({"else": 1}, "look at the engine's log"),
+    }
+    with contextlib.ExitStack() as stack:
+        urls = {
+            name: stack.enter_context(served(vllm() | {("POST", "/collective_rpc"): answer}))
+            for name, (answer, _) in answers.items()
+        }
+        paused = stack.enter_context(served(sglang(is_paused=True)))
+        engines = [word for url in (*urls.values(), paused) for word in ("--engine", url)]
+        rows = doctor(*engines, "--only", "engine", code=1)
+        for name, (_, words) in answers.items():
+            assert_row(rows, urls[name], "extension", "fail", words)
+        assert_row(rows, paused, "paused", "warn", "requests wait", "/continue_generation")
+
+
 def test_hand_over_by_files_needs_no_extension(work):
     with served(vllm("")) as first, served(sglang([])) as second:
         text = f"engines: [{{ url: '{first}', kind: vllm }}, {{ url: '{second}', kind: vllm }}]\n"
@@ -185,7 +205,7 @@ def test_hand_over_by_files_needs_no_extension(work):
         assert_row(rows, second, "kind", "fail", "set it to sglang")
 
 
-def test_engines_that_the_trainer_tells(work):
+def test_engines_that_the_trainer_notifies(work):
     with served(sglang()) as first, served(vllm()) as second:
         engine = "{{ url: '{}', action: pull_weights, local_checkpoint_dir: /local }}"
         text = f"engines: [{engine.format(first)}, {engine.format(second)}]\n"

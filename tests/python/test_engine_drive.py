@@ -283,7 +283,7 @@ def test_an_engine_that_refuses_a_proof_reports_why():
     """Its ranks answer with an error and without shares, or do not know the call."""
     llm = Llm()
     driver = vllm.follow(llm, "job")
-    with pytest.raises(errors.UnsupportedError, match="rank 0 tells no shares"):
+    with pytest.raises(errors.UnsupportedError, match="rank 0 reports no shares"):
         driver.prove()
     llm.fate = lambda rank, what: "refused" if what == "shares" else None
     output = driver.prove()

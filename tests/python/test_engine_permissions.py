@@ -88,7 +88,7 @@ def test_what_the_operator_allows(tmp_path, monkeypatch):
     assert allowed.source_of("job", given).config == str(tmp_path / "job.yaml")
     road = json.loads(allowed.source_of("host_shm:a.b-1", given).config)
     assert road == {"road": {"kind": "host_shm", "host_shm": {"name": "a.b-1", "dir": "/shm"}}}
-    with pytest.raises(errors.InvalidArgumentError, match="no name of a configuration"):
+    with pytest.raises(errors.InvalidArgumentError, match="is not a configuration that"):
         allowed.source_of("own.yaml", given)
     with pytest.raises(errors.InvalidArgumentError, match="started without one"):
         allowed.source_of(None, {})
@@ -107,14 +107,14 @@ def test_sglang_answers_only_a_driver_of_its_user(tmp_path):
     made.mkdir(mode=0o700)
     assert allowed.answer_directory(token, str(tmp_path)) == made
     made.chmod(0o755)
-    with pytest.raises(errors.InvalidArgumentError, match="this user alone"):
+    with pytest.raises(errors.InvalidArgumentError, match="only this user can access"):
         allowed.answer_directory(token, str(tmp_path))
     made.rmdir()
     made.symlink_to(tmp_path)
-    with pytest.raises(errors.InvalidArgumentError, match="this user alone"):
+    with pytest.raises(errors.InvalidArgumentError, match="only this user can access"):
         allowed.answer_directory(token, str(tmp_path))
     for other in ("../../etc", "/etc", token + "/..", "", None, 7, "g" * 16):
-        with pytest.raises(errors.InvalidArgumentError, match="no token"):
+        with pytest.raises(errors.InvalidArgumentError, match="is not the token of a driver"):
             allowed.answer_directory(other, str(tmp_path))
 
 
@@ -139,7 +139,7 @@ def test_sglang_writes_nowhere_else(tmp_path, capfd, monkeypatch):
     for answers in (str(tmp_path), "../" * 9 + str(tmp_path), {"a": 1}):
         command = {"phase": "open", "source": "host_shm:a", "answers": answers, "nonce": "n"}
         sglang.load(Model(), [("driftless.command", Tensor(command))])
-        assert "no token of a driver" in capfd.readouterr().out
+        assert "is not the token of a driver" in capfd.readouterr().out
     assert os.listdir(tmp_path) == []
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bases in INT4 groups, as compressed-tensors stores them: made by driftless quantize, and followed
-by replays. Each is, bit for bit, what a converter of its own makes."""
+by replays. All equal the output of an independent converter, bit for bit."""
 
 import json
 import shutil

@@ -121,7 +121,7 @@ def test_old_versions_are_removed_and_late_rollouts_still_follow(work, mode):
     assert ended["version"] == 60 and ended["anchors"] == 1
 
 
-def test_a_run_that_is_made_up_and_longer_than_what_is_kept(work):
+def test_a_made_up_run_of_more_versions_than_are_kept(work):
     job = Job(work, "mpi_rma")
     result = job.run(["--params", 100000, "--steps", 120], trainers=1, rollouts=3)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -187,7 +187,7 @@ def test_rollouts_that_mpirun_did_not_start(work, rng):
     assert read_checkpoint(work / "c/rollout_00") == history[4]
 
 
-def test_a_restarted_trainer_goes_on(work, rng):
+def test_a_restarted_trainer_continues_its_run(work, rng):
     history = make_run(work / "run", rng, 4)
     job = Job(work, "hf_delta")
     replay = ["--replay", work / "run", "--json"]

@@ -31,8 +31,8 @@ def test_claims_of_real_processes_are_true():
     assert ran.returncode == 0 and "3 cases" in ran.stdout, ran.stdout + ran.stderr
 
 
-def test_a_labelled_checkpoint_with_another_bit_is_found(work):
-    """Shows that the check can fail."""
+def test_a_labelled_checkpoint_with_one_flipped_bit_is_found(work):
+    """Shows that the check of claims can fail."""
     one = case.Case(23, work, None, case.CONTRACTS)
     one.road, one.faults, one.followers = "flush", ["none"], ["checkpoint"]
     one.settings |= {"road.layout": "flush", "encoding": "deltas"}

@@ -15,7 +15,7 @@ import pytest
 
 from jobs import make_run
 from support import REPOSITORY, assert_refusal, read_checkpoint, run
-from test_object_store import job, server  # noqa: F401
+from test_object_store import job, only, server  # noqa: F401
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import servers  # noqa: E402
@@ -48,9 +48,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def published(job, rng):
-    """A job with three versions, in a store whose files a web server can serve."""
-    if job.name != "rclone":
-        pytest.skip(f"{job.name} keeps no files that a web server could offer")
+    """A job with three versions, in a store whose files a web server can serve: rclone's."""
     job.history = make_run(job.work / "run", rng, 3)
     job.ok(*job.line("trainer", "--replay", job.work / "run", "--json"))
     return job
@@ -110,9 +108,8 @@ def test_large_parts_are_read_by_presigned_links(job, rng):
     assert result.returncode == 0, result.stderr
 
 
+@only("rclone")  # moto does not check signatures
 def test_an_expired_link_is_reported_as_expired(shared):
-    if shared.name == "moto":
-        pytest.skip("moto looks at no signature, nor at its time")
     url = presign(shared)
     last = url[-1]
     result = read_presigned(shared, url[:-1] + ("0" if last != "0" else "1"))
@@ -145,6 +142,7 @@ def reader_environment():
     return servers.client_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
 
 
+@only("rclone")
 def test_readers_without_credentials_follow_over_http(published):
     job, work, environment = published, published.work, reader_environment()
     with web_server(job.endpoint.directory) as web:
@@ -171,6 +169,7 @@ def certificate(work):
     return made
 
 
+@only("rclone")
 def test_https_trusts_only_the_certificates_of_ca_file(published, certificate):
     job, work = published, published.work
     with web_server(job.endpoint.directory, certificate) as web:
@@ -196,6 +195,7 @@ class TokenHandler(QuietHandler):
         return super().send_head()
 
 
+@only("rclone")
 def test_a_token_in_the_url_opens_every_object(published):
     job, work = published, published.work
     with web_server(job.endpoint.directory, handler=TokenHandler) as web:

@@ -71,6 +71,37 @@ def test_records_are_flat_and_come_on_the_callers_thread(work, rng, first):
     run.trainer.close()
 
 
+class Written:
+    """Stands in for wandb and for TensorBoard's SummaryWriter: keeps what is written."""
+
+    def __init__(self):
+        self.values = []
+
+    def log(self, values):
+        assert all(isinstance(value, (int, float)) for value in values.values()), values
+        self.values.append(values)
+
+    def add_scalar(self, tag, value, step):
+        assert isinstance(value, (int, float)) and isinstance(step, int)
+        self.values.append({tag: value, "step": step})
+
+
+@pytest.mark.parametrize(("title", "name"), [("Weights & Biases", "wandb"), ("TensorBoard", "writer")])
+def test_the_pages_examples_take_real_records(work, rng, first, title, name):
+    page = (binding.REPOSITORY / "docs/operate/metrics.md").read_text()
+    code = page.split(f"{title}:\n\n```python\n")[1].split("```")[0]
+    assert len(code.strip().splitlines()) <= 3
+    written = Written()
+    names = {name: written}
+    exec(code, names)  # of our own page
+    run = Run(work, first, on_record=names["on_record"])
+    report = run.publish(binding.step(rng, first))
+    kept = {key: value for values in written.values for key, value in values.items()}
+    assert kept["driftless/wire_bytes"] == report.wire_bytes and 0 < kept["driftless/density"] < 1
+    assert kept["driftless/total_ms"] > 0
+    run.trainer.close()
+
+
 @pytest.mark.parametrize("failure", [RuntimeError("not today"), TypeError("x"), SystemExit(3)])
 def test_its_exception_is_printed_once_and_stops_nothing(work, rng, first, failure, monkeypatch, capfd):
     calls, printed = [], []

@@ -317,7 +317,7 @@ def test_wrong_use_never_ends_with_other_weights_or_hangs(start):
         "no values": ("InvalidArgumentError", "weight", "meta device"),
         "Ctrl-C": ("KeyboardInterrupt",),
         "closed": ("InvalidArgumentError", "closed"),
-        "written by others": ("MismatchError", "'a'", "Somebody else wrote into the weights"),
+        "written by others": ("MismatchError", "'a'", "Other code wrote into the weights"),
         "no full version": ("WrongBaseError", "publish an anchor"),
         "another run": ("WrongRunError", "follow the other run"),
     }

@@ -67,7 +67,7 @@ def test_impossible_shapes_are_refused(work, config, word):
 
 
 def run_quietly(result):
-    """Without the JSON object on stdout."""
+    """The result without the JSON object on stdout."""
     return subprocess.CompletedProcess(result.args, result.returncode, "", result.stderr)
 
 

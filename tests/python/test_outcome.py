@@ -51,7 +51,7 @@ def test_a_trainer_without_any_rollout_reports_that_none_followed(work, rng):
     job = Files(work, **{"deadlines.connect": "2s"})
     result = run(*job.trainer("--replay", work / "run"))
     assert result.returncode == 0, result.stderr
-    assert "Nobody followed" in result.stdout and "All rollouts" not in result.stdout
+    assert "No receiver followed" in result.stdout and "All rollouts" not in result.stdout
     shutil.rmtree(job.dir)
     result = run(*job.trainer("--replay", work / "run", "--rollouts", 1))
     assert result.returncode == 1, result.stdout + result.stderr

@@ -152,7 +152,7 @@ def test_packages_need_what_they_link_and_nothing_else(packages):
 
 
 @pytest.mark.long
-def test_no_package_names_the_build_folder_or_looks_beside_itself(packages, tmp_path):
+def test_no_package_names_the_build_folder_or_searches_the_current_directory(packages, tmp_path):
     for name, package in packages.items():
         folder = tmp_path / name
         output_of("dpkg-deb", "-x", package, folder)

@@ -121,7 +121,7 @@ def start_pair(job, work, *arguments, interval_ms=200):
     return trainer, receiver
 
 
-def test_a_stopped_rollout_holds_nobody_up_and_goes_on(job, work, rng):
+def test_a_stopped_rollout_delays_no_other_process_and_continues(job, work, rng):
     history = make_run(work / "run", rng, STEPS)
     trainer, rollout = start_pair(job, work)
     rollout.send_signal(signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_a_stopped_rollout_holds_nobody_up_and_goes_on(job, work, rng):
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
 
 
-def test_a_killed_rollout_holds_no_version_up(job, work, rng):
+def test_a_killed_rollout_delays_no_version(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.set(**{"deadlines.connect": "5s"})
     trainer, rollout = start_pair(job, work)
@@ -176,16 +176,17 @@ def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
     workers = [start_worker(job, work, python, rank) for rank in range(2)]
     assert ended(trainer, 120)["version"] == versions_of_it
     for rank, worker in enumerate(workers):
-        told = ended(worker, 120)
-        assert told["reply"]["error"] is None and told["reply"]["version"] == versions_of_it, told
-        assert told["same"], "the bits of the trainer's last version"
+        found = ended(worker, 120)
+        reply = found["reply"]
+        assert reply["error"] is None and reply["version"] == versions_of_it, found
+        assert found["same"], "the bits of the trainer's last version"
         taken = [
             record for record in records(work / f"worker{rank}.jsonl") if "wire_bytes" in record
         ]
         assert taken and taken[-1]["version"] == versions_of_it
         for record in taken:
             assert record["carrier"] == job.carrier
-            assert abs(record["wire_bytes"] - told["held_bytes"]) <= told["held_bytes"] * 0.05, (
+            assert abs(record["wire_bytes"] - found["held_bytes"]) <= found["held_bytes"] * 0.05, (
                 record
             )
             assert record["needed_bytes"] <= record["wire_bytes"]
@@ -259,12 +260,13 @@ def sent_from(port):
     if shutil.which("ss") is None:
         pytest.skip("no ss, which counts the bytes of a connection")
     line = ["ss", "-tinH", "state", "established", f"sport = :{port}"]
-    told = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    return sum(map(int, re.findall(r"bytes_sent:(\d+)", told)))
+    output = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"bytes_sent:(\d+)", output)))
 
 
-def test_a_rollout_that_joins_reads_the_whole_from_another_ones_weights(work, rng):
-    """The other one came by deltas and never read the anchor: it puts it together."""
+def test_a_rollout_that_joins_reads_a_full_version_from_another_ones_weights(work, rng):
+    """The other rollout followed deltas and never read the anchor: it makes the anchor's parts from
+    its weights."""
     job = Peers(work, "tcp")
     history = make_run(work / "run", rng, 3, rows=40_000)  # 2.5 MiB
     job.set(**{"anchors.first": "false", "anchors.every": "2", "road.peer.stall": "20s"})

@@ -51,25 +51,25 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def said(result):
+def switch_lines(result):
     return [line for line in result.stderr.splitlines() if P2P in line]
 
 
 def settle(job, history, trainer, rollouts, reason, steps=STEPS):
-    """All processes end with the trainer's bits, by files, and each has reported the fallback
-    once."""
+    """Asserts that all processes end with the trainer's bits, read from files, and that each has
+    reported the fallback once."""
     results = [finish(process, 90) for process in [trainer, *rollouts.values()]]
     for result in results:
         assert result.returncode == 0, result.stderr + result.stdout
-        (line,) = said(result)
+        (line,) = switch_lines(result)
         assert line.endswith("; using shared_fs instead."), line
-    assert reason in said(results[0])[0], results[0].stderr
+    assert reason in switch_lines(results[0])[0], results[0].stderr
     for name in rollouts:
         assert read_checkpoint(job.work / name / "rollout_00") == history[steps]
     return results
 
 
-def test_the_hubs_port_is_taken_and_all_goes_by_files(job, work, rng):
+def test_all_versions_go_by_files_if_the_hubs_port_is_taken(job, work, rng):
     history = make_run(work / "run", rng, STEPS)
     port = next(s for s in job.settings if str(s).startswith("hub.address=")).rsplit(":", 1)[1]
     with socket.create_server(("127.0.0.1", int(port))):
@@ -80,14 +80,14 @@ def test_the_hubs_port_is_taken_and_all_goes_by_files(job, work, rng):
     assert all(r["fallback"] == "shared_fs" for r in records(work / "one.jsonl"))
 
 
-def test_no_token_on_the_trainer_and_all_goes_by_files(job, work, rng):
+def test_all_versions_go_by_files_if_the_trainer_has_no_token(job, work, rng):
     history = make_run(work / "run", rng, STEPS)
     job.token.unlink()
     trainer = job.train("--interval-ms", 100, "--rollouts", 1)
     settle(job, history, trainer, {"one": job.roll_out("one")}, str(job.token))
 
 
-def test_a_version_larger_than_the_ring_goes_by_files_and_so_does_all_that_follows(job, work, rng):
+def test_a_version_larger_than_the_ring_and_all_later_ones_go_by_files(job, work, rng):
     """First deltas, peer to peer; then a dense version; a rollout that joins afterwards; and a
     restart of the trainer."""
     history = make_run(work / "run", rng, 2, rows=4096)
@@ -119,8 +119,8 @@ def test_full_versions_that_the_ring_cannot_hold_go_by_files_from_the_first(job,
     assert {r["fallback"] for r in records(work / "trainer.jsonl")} == {"shared_fs"}
 
 
-def test_a_run_that_went_over_goes_on_with_the_fallback_as_its_road(job, work, rng):
-    """The peer road is not in the configuration any more, of nobody."""
+def test_a_run_on_its_fallback_continues_with_the_fallback_as_its_road(job, work, rng):
+    """No process has the peer road in its configuration any more."""
     history = make_run(work / "run", rng, STEPS)
     port = next(s for s in job.settings if str(s).startswith("hub.address=")).rsplit(":", 1)[1]
     with socket.create_server(("127.0.0.1", int(port))):
@@ -133,7 +133,7 @@ def test_a_run_that_went_over_goes_on_with_the_fallback_as_its_road(job, work, r
     rollout = job.roll_out("two")
     for process in (trainer, rollout):
         result = finish(process, 90)
-        assert result.returncode == 0 and not said(result), result.stderr + result.stdout
+        assert result.returncode == 0 and not switch_lines(result), result.stderr + result.stdout
     assert read_checkpoint(work / "two/rollout_00") == history[STEPS]
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
     assert json.loads((job.dir / "run.json").read_text())["run"] == run["run"]
@@ -155,16 +155,16 @@ def test_a_rollout_that_cannot_reach_the_hub_uses_files_only_if_the_trainer_does
     other = work / "other"
     job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
     result = finish(job.roll_out("strange"), 60)
-    assert result.returncode != 0 and not said(result), result.stderr
+    assert result.returncode != 0 and not switch_lines(result), result.stderr
     assert "does not publish on shared_fs" in result.stderr and str(other) in result.stderr, result.stderr
-    assert not said(finish(trainer, 60)) and not said(finish(good, 60))
+    assert not switch_lines(finish(trainer, 60)) and not switch_lines(finish(good, 60))
 
 
 def test_without_a_fallback_the_reason_is_an_error(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.token.unlink()
     result = finish(job.train("--set", "road.peer.fallback="), 60)
-    assert result.returncode != 0 and str(job.token) in result.stderr and not said(result)
+    assert result.returncode != 0 and str(job.token) in result.stderr and not switch_lines(result)
 
 
 def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
@@ -179,7 +179,7 @@ def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
-def test_processes_that_die_or_stop_at_any_moment_while_it_goes_over(job, work, rng, seed):
+def test_processes_that_die_or_stop_during_the_change_to_the_fallback(job, work, rng, seed):
     """The trainer is killed at a random moment around the version that does not fit, and restarted;
     a rollout is stopped, another one killed. Each rollout's versions ascend, and all end alike."""
     chance = random.Random(seed)

@@ -149,7 +149,8 @@ def soak(work, rng, steps, carrier="tcp"):
     peak = {name: max(resident[each.pid]) >> 10 for name, each in (("trainer", trainer), ("steady", steady))}
     print(f"{carrier}: {steps} versions, {commits} commits proven by {ROLLOUTS} rollouts, {dict(counts)}, "
           f"peak memory in MiB: {peak}")  # fmt: skip
-    assert served == (carrier == "tcp"), "whether a rollout served what it read"
+    # UCX listens in every process; only over TCP does that show that a rollout serves.
+    assert served or carrier != "tcp", "no rollout served what it read"
     assert min(counts[what] for what in ("started", "stopped", "continued", "killed")) > 0, counts
 
 

@@ -69,7 +69,7 @@ def test_fp8_engines(device):
     plain = ok_json("plan", *line)
     found = ok_json("plan", *line, "--precision", "fp8")
     assert plain["precision"] == "bf16" and plain["fp8_weights"] == 0
-    assert found["precision"] == "fp8" and found["snapshot"] == "host"
+    assert found["precision"] == "fp8" and found["snapshot"] == {"gpu": "device", "cpu": "host"}[device]
     assert found["fp8_weights"] == 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288)
     rows = {(p["road"], p["encoding"]): p for p in found["plans"] if "why_not" not in p}
     assert {road for road, _ in rows} == {"mpi_rma", "peer", "shared_fs", "object_store"}
@@ -78,7 +78,8 @@ def test_fp8_engines(device):
     codes = found["fp8_weights"] * (1 + 4 / 128**2)
     assert whole["bytes"]["version"] == pytest.approx(codes + 2 * others)
     deltas = rows["peer", "deltas"]
-    assert "quantize (" in deltas["phases"]["formulae"]["compare"]
+    figure = {"gpu": "quantize.device (", "cpu": "quantize ("}[device]
+    assert figure in deltas["phases"]["formulae"]["compare"]
     assert "changed codes (" in deltas["bytes"]["formulae"]["version"]
     before = {(p["road"], p["encoding"]): p for p in plain["plans"] if "why_not" not in p}
     assert deltas["bytes"]["version"] < before["peer", "deltas"]["bytes"]["version"] / 3
@@ -120,7 +121,7 @@ def test_measured_figures_can_be_read_back(work):
 
 @pytest.mark.parametrize(("line", "code", "words"), (
     ((), 2, ["--model", "--params"]),
-    ((*QWEN3_8B, "--precision", "fp8", "--snapshot", "device"), 2, ["fp8", "host"]),
+    ((*QWEN3_8B, "--precision", "fp8", "--snapshot", "pinned"), 2, ["fp8", "device", "host"]),
     ((*QWEN3_8B, "--precision", "int4"), 2, ["int4"]),
     ((*QWEN3_8B, "--link", "fast"), 2, ["'fast'", "100Gbit"]),
     ((*QWEN3_8B, "--ep", 2), 2, ["--ep", "experts"]),

@@ -126,7 +126,7 @@ def test_refusals_leave_nothing(base, tmp_path):
     assert_refusal(run("quantize", source, f"{tmp_path}/fp8/"), 7, "is there already")
     assert_refusal(run("quantize", tmp_path / "fp8", tmp_path / "b"), 8, "quantized already")
     assert_refusal(run("quantize", tmp_path / "none", tmp_path / "b"), 3, "none")
-    assert_refusal(run("quantize", source, tmp_path / "no/where"), 3, "no is there")
+    assert_refusal(run("quantize", source, tmp_path / "no/where"), 3, "no exists")
     shard = next(p for p in source.iterdir() if p.suffix == ".safetensors")
     assert_refusal(run("quantize", shard, tmp_path / "b"), 2, "directory")
     config = source / "config.json"

@@ -36,7 +36,8 @@ def test_the_rules_match_the_converters(converter):
 
 
 def test_a_signalling_nan_does_not_hide_the_largest_weight():
-    """Wherever both lie: numpy visits the weights of a block in an order of its own."""
+    """For all places of both weights, because the order in which numpy visits a block is not
+    defined."""
     for largest, nan in itertools.permutations(range(12), 2):
         words = np.full((4, 131), 0x3C00, "<u2")  # the second block is 4x3
         words[largest // 3, 128 + largest % 3] = 0x3F80  # 1

@@ -241,6 +241,29 @@ def test_other_schemes_are_refused_by_name(work, rng, name):
     assert not (work / "road/run.json").exists()
 
 
+@pytest.mark.parametrize("fmt", ["float8_e4m3fn", "E4M3", "e4m3fn"])
+def test_other_names_of_e4m3_are_the_same_format(work, rng, fmt):
+    history = make_run(work, rng, 1)
+    base = make_base(work)
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"]["fmt"] = fmt
+    (base / "config.json").write_text(json.dumps(config))
+    job, _ = publish(work, base)
+    check_versions(work, job, base, history, "linear", last=1)
+
+
+def test_ue8m0_in_capitals_is_ue8m0(work, rng):
+    history = make_run(work, rng, 1)
+    base = make_base(work, "ue8m0")
+    text = (base / "config.json").read_text()
+    assert '"ue8m0"' in text
+    (base / "config.json").write_text(text.replace('"ue8m0"', '"UE8M0"'))
+    _, refused = publish(work, base, code=2)
+    assert "scale_fmt: UE8M0" in refused.stderr and "quantize.rule: ue8m0" in refused.stderr
+    job, _ = publish(work, base, settings=["quantize.rule=ue8m0"])
+    check_versions(work, job, base, history, "ue8m0", last=1)
+
+
 def test_a_base_that_an_apply_left_half_written_is_refused(work, rng):
     make_run(work, rng, 1)
     base = make_base(work)

@@ -143,7 +143,7 @@ DEFECTS = {
     "is empty": lambda tree: edit(tree, "CHANGELOG.md", "- A thing.", "A thing."),
     "no wheel for cp313 on aarch64": lambda tree: tree.wheel("cp313", "aarch64").unlink(),
     "older than the commit": late_commit,
-    "is no wheel for manylinux": lambda tree: tree.wheel().rename(
+    "is not for manylinux": lambda tree: tree.wheel().rename(
         tree.wheels / "driftless-1.2.3-cp311-cp311-linux_x86_64.whl"),
     "manylinux_2_34 or older": lambda tree: tree.wheel().rename(
         tree.wheels / "driftless-1.2.3-cp311-cp311-manylinux_2_39_x86_64.whl"),

@@ -244,6 +244,11 @@ def test_metrics_files(work, rng):
     assert [v["version"] for v in seen["versions"]] == [1, 2, 3] and seen["versions"][0]["total_ms"] > 0
     (there,) = seen["rollouts"]
     assert there["version"] == 3 and there["proven"] and there["id"].startswith("rollout_")
+    # Times by phase, of what the record has; a directory has none.
+    text = ok("status", *paths)
+    for column in ("compare ms", "encode ms", "send ms", "seal ms", "total ms"):
+        assert column in text, text
+    assert "step ms" not in text and "fetch ms" in ok("status", work / "rollout.jsonl")
     alone = status(work / "rollout.jsonl")  # a rollout's file alone: no trainer to compare with
     assert alone["version"] == 3 and not alone["rollouts"][0]["proven"]
     with (work / "trainer.jsonl").open("a") as file:

@@ -90,7 +90,7 @@ def test_a_run_continues_with_checkpoints_that_dropped_the_copy(work, rng):
 
 
 @pytest.mark.parametrize("old_has_it", [True, False])
-def test_a_tensor_that_is_no_copy_is_an_error(work, rng, old_has_it):
+def test_a_tensor_on_one_side_that_is_not_a_copy_is_an_error(work, rng, old_has_it):
     history = steps(rng, 1)
     old = stored(work / "old", history[0], False)
     new = stored(work / "new", history[1], False)

@@ -152,7 +152,7 @@ def test_a_run_that_was_left_does_not_come_back(rank, run_of):
     first, second = run_of(1).publish(anchor=True), run_of(2).publish(anchor=True)
     assert bring(rank, first)["ok"] and bring(rank, second, take_over=second.id)["ok"]
     refused = bring(rank, first, take_over=first.id)
-    assert not refused["ok"] and "left for another one before" in refused["error"]
+    assert not refused["ok"] and "replaced by another run before" in refused["error"]
     assert holds(rank, second)
 
 

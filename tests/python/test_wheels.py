@@ -93,7 +93,7 @@ def test_needs_nothing_but_glibc(files):
             assert tuple(map(int, version.split("."))) <= (*NEWEST_GLIBC, 99), f"{path.name}: {version}"
 
 
-def test_looks_for_libraries_beside_itself_alone(files):
+def test_searches_libraries_only_in_its_own_folder(files):
     """An empty element of a RUNPATH means the current directory; one of the build belongs to
     another host."""
     seen = 0

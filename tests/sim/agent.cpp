@@ -17,18 +17,20 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{300};
 constexpr milliseconds kStageTimeout{4'000};
-// Of one step of the relay: an anchor or a version is fetched; what receivers say, lists.
+// The limit of one step of the relay: it fetches an anchor or a version, and reads the receivers'
+// reports and lists of the road.
 constexpr milliseconds kRelayLimit = kLook + 2 * kFetchDeadline + 4 * kReportDeadline;
-// Of one try of an update: staging, with the driver's grace, and calls that get no answer.
+// The limit of one try of an update: staging, with the driver's grace time, and calls that get no
+// reply.
 constexpr milliseconds kUpdateLimit = 5 * kStageTimeout + milliseconds(30'000) + 80 * kCallTimeout;
 
-// What the product's agent tries again.
+// Failures after which the product's agent tries again.
 bool may_pass(StatusCode code) {
   return code != StatusCode::kWrongRun && code != StatusCode::kWrongLayout &&
          code != StatusCode::kInvalidArgument && code != StatusCode::kUnsupported;
 }
 
-// A session whose every update is looked at.
+// A session that checks the engine after every update.
 class CheckedSession final : public EngineSession {
  public:
   CheckedSession(World& world, Engine& engine, std::string run,
@@ -65,7 +67,7 @@ void Agent::start() {
     const Status ended = run(process);
     world_.simulation.trace(concat("agent ends: ", ended.to_string()));
   });
-  // What a process that dies leaves in shared memory stays: without its lock it removes nothing.
+  // The shared memory of a process that dies stays: without its lock the process removes nothing.
   process_->when_dead = [this] {
     const std::string road = concat("driftless-", ::geteuid(), "-", world_.host_shm.name);
     std::error_code ignored;
@@ -150,7 +152,7 @@ Result<bool> Agent::deliver(Relay& relay) {
   return taken->has_value();
 }
 
-// What every engine has.
+// Reports the version that every engine has.
 void Agent::report(const Relay& relay, const EngineFleet& fleet, ReceiveRoad& road) {
   ReceiverReport report;
   report.id = "agent";

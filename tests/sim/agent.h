@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agent of a simulated host: a process that takes what is published from the road, offers it to
-// the engines' workers in shared memory (Relay, host_shm), and brings its engines to it
-// (EngineFleet, EngineSession, EngineDriver). As `driftless agent` does.
+// The agent of a simulated host, which works as `driftless agent` does: it takes publications from
+// the road, offers them to the engines' workers in shared memory (Relay, host_shm), and brings its
+// engines to each version (EngineFleet, EngineSession, EngineDriver).
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@ namespace driftless::testing {
 
 class Agent {
  public:
-  // The engines are there as long as the agent.
+  // The engines outlive the agent.
   Agent(World& world, std::vector<Engine*> engines) : world_(world), engines_(std::move(engines)) {}
 
-  // Not while one runs.
+  // Not allowed while an agent runs.
   void start();
   [[nodiscard]] Process* process() { return process_.get(); }
   [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }

@@ -36,7 +36,7 @@ Result<std::string> Engine::carry_out(Server& server, const std::string& operati
   };
   if (operation == "pause") server.paused = true;
   if (operation == "resume") server.paused = false;
-  if (operation == "begin") server.session = true;  // one that nobody ended is ended first
+  if (operation == "begin") server.session = true;  // ends a session that was left open
   if (operation == "write") {
     if (!server.session) return refused("no update is active");
     for (const auto& worker : server.workers)
@@ -51,7 +51,7 @@ Result<std::string> Engine::carry_out(Server& server, const std::string& operati
   }
   if (operation == "read_label") return nlohmann::json(server.label).dump();
   if (operation == "clear_cache") server.cached.reset();
-  // Who serves fills the cache.
+  // Serving fills the prefix cache.
   if (!server.paused && !server.cached) server.cached = server.workers[0]->fingerprint();
   return std::string("{}");
 }
@@ -88,16 +88,16 @@ Result<std::string> Engine::call(const std::string& operation, const std::string
 
 std::string Engine::check_updated(const std::string& run, std::uint64_t version) const {
   if (!alive() || life_->token != last_status_) return {};
-  const std::string said = concat(name_, ": the agent says version ", version);
+  const std::string claim = concat(name_, ": the agent says version ", version);
   for (const auto& worker : life_->workers) {
     const SliceWorker::Claim held = worker->claim();
     if (held.run == run && held.version == static_cast<std::int64_t>(version)) continue;
-    return concat(said, " of run ", run.substr(0, 6), ", but a worker holds version ", held.version,
-                  " of run ", held.run.substr(0, 6));
+    return concat(claim, " of run ", run.substr(0, 6), ", but a worker holds version ",
+                  held.version, " of run ", held.run.substr(0, 6));
   }
-  if (life_->paused) return concat(said, ", but it is paused");
+  if (life_->paused) return concat(claim, ", but it is paused");
   if (life_->cached && *life_->cached != life_->workers[0]->fingerprint()) {
-    return concat(said, ", but it serves from a prefix cache that other weights made");
+    return concat(claim, ", but it serves from a prefix cache that other weights made");
   }
   return {};
 }

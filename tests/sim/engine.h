@@ -21,22 +21,23 @@ class Engine {
  public:
   Engine(World& world, std::string name) : world_(world), name_(std::move(name)) {}
 
-  // A new server, serving the weights of `base`; it ends the one before.
+  // Starts a new server with the weights of `base`, and ends the one before.
   void start_server(const Weights& base);
   [[nodiscard]] Process* server() { return server_.get(); }
   [[nodiscard]] bool running() const { return server_ != nullptr && server_->fibers > 0; }
   [[nodiscard]] const std::string& name() const { return name_; }
 
-  // What came of a call over the network, as in_process_transport.cpp makes it. By another process.
+  // The result of a call over the network, as in_process_transport.cpp makes it. Called by another
+  // process.
   [[nodiscard]] Result<std::string> call(const std::string& operation,
                                          const std::string& arguments);
 
-  // Served, by all workers, under its label.
+  // Whether all workers serve this version, under its label.
   [[nodiscard]] bool serves(const VersionId& id) const;
-  // Whether what is served is what is claimed, by the workers and by the label; empty: it is, or
-  // nothing is served.
+  // Compares the served weights with the claims of the workers and with the label. Empty: they
+  // agree, or nothing is served.
   [[nodiscard]] std::string check() const;
-  // Whether an update that is said to have gone well has, in the server that said so.
+  // Checks an update that was reported as successful, in the server that reported it.
   [[nodiscard]] std::string check_updated(const std::string& run, std::uint64_t version) const;
 
  private:
@@ -59,7 +60,7 @@ class Engine {
   std::shared_ptr<Process> server_;
   std::shared_ptr<Server> life_;  // of server_
   std::shared_ptr<CallQueue> queue_;
-  std::string last_status_;  // the server that answered the last question
+  std::string last_status_;  // the server that replied to the last status call
 };
 
 }  // namespace driftless::testing

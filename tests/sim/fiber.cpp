@@ -32,7 +32,7 @@ namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{1} << 20;  // touched as far as it is used
 
-// Stacks are used again: a simulation makes many short fibers.
+// Stacks are reused: a simulation makes many short fibers.
 class StackPool {
  public:
   ~StackPool() {

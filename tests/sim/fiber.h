@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fiber: a body that runs on a stack of its own and is left and entered again at points that it
-// chooses. All fibers of a simulation take turns on one thread.
+// Fiber: a function that runs on a stack of its own, and that can be left and entered again at
+// points that it chooses. All fibers of a simulation take turns on one thread.
 #pragma once
 
 #include <ucontext.h>
@@ -13,12 +13,12 @@ namespace driftless::testing {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body);
-  // The body has ended.
+  // The body must have ended.
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Called outside: runs the body on from where it was, until it calls leave() or ends.
+  // Called from outside: continues the body until it calls leave() or ends.
   void enter();
   // Called by the body.
   void leave();
@@ -33,7 +33,7 @@ class Fiber {
   std::byte* stack_ = nullptr;
   ucontext_t outside_{}, inside_{};
   bool ended_ = false;
-  // What the sanitizers want to be told.
+  // State for the sanitizers.
   void* outside_fake_ = nullptr;
   void* inside_fake_ = nullptr;
   const void* outside_stack_ = nullptr;

@@ -42,17 +42,17 @@ class Fleet {
   }
 
  private:
-  // Engines that are told to read directories read `flush` or `hf_delta`, of a trainer with one
-  // rank.
+  // If engines read directories after a call, the layout is `flush` or `hf_delta` and the trainer
+  // has one rank.
   void choose_layout() {
     if (world_.hub != nullptr) return;
     if (world_.ranks == 1 && random_.chance(0.5)) {
-      told_ = std::make_unique<ToldEngine>(
+      notified_ = std::make_unique<NotifiedEngine>(
           world_, random_.chance(0.5) ? EngineAction::kUpdateFlush : EngineAction::kPullWeights);
     }
-    if (told_ ? !told_->pulls() : random_.chance(0.2)) {
+    if (notified_ ? !notified_->pulls() : random_.chance(0.2)) {
       world_.layout = DirectoryLayout::kFlush;
-    } else if (told_ || random_.chance(0.2)) {
+    } else if (notified_ || random_.chance(0.2)) {
       world_.layout = DirectoryLayout::kHfDelta;
     }
   }
@@ -80,11 +80,11 @@ class Fleet {
 
   std::unique_ptr<Trainer> new_trainer(Weights base) {
     return std::make_unique<Trainer>(world_, concat("trainer", trainers_.size()), std::move(base),
-                                     told_.get());
+                                     notified_.get());
   }
   [[nodiscard]] Trainer& trainer() { return *trainers_.back(); }
 
-  // Weights change by the hand of who holds them, or of the operator.
+  // Weights are changed only by the process that holds them, or by the operator: check those.
   void check(const Process& ran) {
     for (const auto& rollout : rollouts_) {
       if (&ran != rollout->process() && ran.name != "operator") continue;
@@ -94,8 +94,8 @@ class Fleet {
       if (&ran != engine->server() && ran.name != "operator") continue;
       if (std::string wrong = engine->check(); !wrong.empty()) simulation_.fail(wrong);
     }
-    if (told_ && (&ran == told_->server() || ran.name == "operator")) {
-      if (std::string wrong = told_->check(); !wrong.empty()) simulation_.fail(wrong);
+    if (notified_ && (&ran == notified_->server() || ran.name == "operator")) {
+      if (std::string wrong = notified_->check(); !wrong.empty()) simulation_.fail(wrong);
     }
   }
 
@@ -121,10 +121,11 @@ class Fleet {
   std::vector<std::unique_ptr<Rollout>> rollouts_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::unique_ptr<Agent> agent_;
-  std::unique_ptr<ToldEngine> told_;  // null: there is none
+  std::unique_ptr<NotifiedEngine> notified_;  // null: there is none
   std::vector<std::unique_ptr<Trainer>> trainers_;
   std::unique_ptr<Trainer> stranger_;  // of another run; null: none came yet
-  bool taken_ = false;  // a stranger began a run on the road: the trainer may be refused there
+  // A trainer of another run began one on the road: the road may refuse the trainer.
+  bool taken_ = false;
   Contracts contracts_;
 };
 
@@ -145,7 +146,7 @@ void Fleet::operate() {
 
 void Fleet::start_engines() {
   for (const auto& engine : engines_) engine->start_server(trainer().base());
-  if (told_) told_->start_server(trainer().base());
+  if (notified_) notified_->start_server(trainer().base());
   agent_->start();
 }
 
@@ -180,11 +181,11 @@ void Fleet::disturb() {
       }
       return;
     case 12: return damage_road();
-    case 13: return engine.start_server(trainer().base());  // which ends the one before
+    case 13: return engine.start_server(trainer().base());  // ends the one before
     case 14: return kill(engine.server());
     case 15: return kill(agent_->process());
     case 16:
-      if (told_) told_->restart_server(trainer().base());
+      if (notified_) notified_->restart_server(trainer().base());
       return;
     case 17: return other_run();
     default:
@@ -196,7 +197,7 @@ void Fleet::disturb() {
 void Fleet::kill(Process* process) {
   if (process == nullptr || process->dead || process->fibers == 0) return;
   if (random_.chance(0.7)) {
-    process->crash_in = 1 + random_.below(60);  // in the middle of something
+    process->crash_in = 1 + random_.below(60);  // in the middle of an operation
   } else {
     simulation_.kill(*process);
   }
@@ -222,37 +223,37 @@ void Fleet::start_rollout(Rollout& rollout) {
 void Fleet::new_run() {
   if (world_.hub != nullptr) return;
   simulation_.trace("a new run in the same directory");
-  // An engine is told by one trainer at a time.
-  if (told_ && trainer().process() != nullptr) simulation_.kill(*trainer().process());
+  // Only one trainer at a time calls an engine.
+  if (notified_ && trainer().process() != nullptr) simulation_.kill(*trainer().process());
   if (random_.chance(0.7)) kill(trainer().process());
   world_.disk.remove(kRoad);
   ++world_.wipes;
   world_.road_is_damaged = false;
   const Weights base =
       random_.chance(0.5) ? trainer().base() : model_weights(seed_, random_.word());
-  // A call that is still on its way names a directory, not a run: the operator waits for it, or
-  // starts the engine anew, as docs/operate/notify.md asks. A checkpoint that was patched is of the
-  // old run.
-  if (told_ && (told_->pulls() || !same(base, trainer().base()) || !told_->idle())) {
-    told_->start_server(base);
+  // A call that is still under way names a directory, not a run: the operator waits for it, or
+  // restarts the engine, as docs/operate/notify.md asks. A checkpoint that was patched belongs to
+  // the old run.
+  if (notified_ && (notified_->pulls() || !same(base, trainer().base()) || !notified_->idle())) {
+    notified_->start_server(base);
   }
   trainers_.push_back(new_trainer(base));
   trainer().start(100);
 }
 
-// One more publisher of the same run; the lock file is gone.
+// Starts a second publisher of the same run; the lock file is gone.
 void Fleet::second_trainer() {
-  if (world_.hub != nullptr || told_) return;
+  if (world_.hub != nullptr || notified_) return;
   simulation_.trace("a second trainer on the same directory");
   if (random_.chance(0.8)) world_.disk.remove(concat(kRoad, "/.driftless-publisher.lock"));
   trainers_.push_back(new_trainer(trainer().base()));
   trainer().start(100);
 }
 
-// A trainer of another run, by mistake in the same directory. What it is told, or publishes, is its
-// own; the trainer of before goes on later.
+// Starts a trainer of another run, by mistake in the same directory. It calls its own engine and
+// publishes its own versions; the first trainer continues later.
 void Fleet::other_run() {
-  if (world_.hub != nullptr || told_ || (stranger_ && stranger_->running())) return;
+  if (world_.hub != nullptr || notified_ || (stranger_ && stranger_->running())) return;
   simulation_.trace("a trainer of another run in the same directory");
   if (random_.chance(0.7) && trainer().process() != nullptr) {
     simulation_.kill(*trainer().process());
@@ -292,9 +293,9 @@ void Fleet::stop_all() {
     if (engine->server() != nullptr) simulation_.kill(*engine->server());
   }
   if (agent_->process() != nullptr) simulation_.kill(*agent_->process());
-  if (told_ && told_->server() != nullptr) simulation_.kill(*told_->server());
+  if (notified_ && notified_->server() != nullptr) simulation_.kill(*notified_->server());
   const auto running = [this] {
-    return agent_->running() || (told_ && told_->running()) ||
+    return agent_->running() || (notified_ && notified_->running()) ||
            (stranger_ && stranger_->running()) ||
            std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
            std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); }) ||
@@ -307,10 +308,10 @@ bool Fleet::all_are_at(const VersionId& id) const {
   return std::ranges::all_of(rollouts_,
                              [&](const auto& rollout) { return rollout->claim() == id; }) &&
          std::ranges::all_of(engines_, [&](const auto& engine) { return engine->serves(id); }) &&
-         (!told_ || told_->serves(id));
+         (!notified_ || notified_->serves(id));
 }
 
-// Nothing fails any more: what could not be had before must come now.
+// From now on nothing fails: every version that could not be had before must arrive now.
 void Fleet::make_whole() {
   stop_all();
   simulation_.trace("all is made whole");
@@ -321,11 +322,12 @@ void Fleet::make_whole() {
   world_.receive_fault_rate = 0;
   for (const auto& rollout : rollouts_) rollout->disk().full = false;
   taken_ = taken_ || (stranger_ && stranger_->began());
-  if (world_.road_is_damaged || taken_ || told_) {  // deltas of before are told to no new engine
+  if (world_.road_is_damaged || taken_ ||
+      notified_) {  // a new engine is not called for earlier deltas
     world_.disk.remove(kRoad);
     trainers_.push_back(new_trainer(trainer().base()));
   }
-  if (told_) told_->start_server(trainer().base());
+  if (notified_) notified_->start_server(trainer().base());
   trainer().start(3);
   while (trainer().running()) simulation_.sleep(milliseconds(100));
   if (!trainer().published().has_value()) {

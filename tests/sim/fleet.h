@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fleet in one process: trainers, rollouts, engines and an operator who starts, kills and
-// disturbs them, as a seed says. At the end everything is made whole, and every rollout must get to
+// A fleet in one process: trainers, rollouts, engines, and an operator who starts, kills and
+// disturbs them, all decided by a seed. At the end the faults stop, and every rollout must reach
 // the newest version.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 #include "sim/agent.h"
 #include "sim/engine.h"
+#include "sim/notified_engine.h"
 #include "sim/rollout.h"
-#include "sim/told_engine.h"
 #include "sim/trainer.h"
 #include "sim/world.h"
 
@@ -26,14 +26,14 @@ struct FleetResult {
   std::uint64_t commits = 0, versions = 0;  // so that a simulation of nothing does not pass
 };
 
-// What the product must hold, and what a seed therefore may try. One that is off here is not kept
-// yet; `sim_night --contracts all` tries it all the same.
+// The contracts of the product, which decide what a seed may try. If one is false, the product does
+// not keep it yet; `sim_night --contracts all` tries it all the same.
 struct Contracts {
   // A version that a receiver is said to hold when it opens is proven, or the receiver refuses.
   bool stored_claims = true;
-  // A loader that fails, and cannot undo it, leaves no version.
+  // If a loader fails, and its undo fails, too, the target holds no version.
   bool failed_undo = true;
-  // A full version taken back does not bring back a foreign write as a version.
+  // After a full version is taken back, a foreign write does not count as a version.
   bool rollbacks = true;
 
   [[nodiscard]] static Contracts all() { return {true, true, true}; }
@@ -41,7 +41,7 @@ struct Contracts {
 
 struct SeedOptions {
   Contracts contracts = {};
-  bool liar = false;  // a worker that claims what it does not hold is among them
+  bool liar = false;  // one worker claims a version that it does not hold
 };
 
 [[nodiscard]] FleetResult run_fleet(std::uint64_t seed, const SeedOptions& options = {});

@@ -31,7 +31,7 @@ void Rollout::start(const Weights& base, StartsFrom from, StoredClaim claim) {
     if (life_ == &life) life_ = nullptr;
   });
   if (holds_ != Holds::kCheckpoint) return;
-  // Its host may lose power with it.
+  // The host may lose power with the process.
   process_->when_dead = [this, process = process_.get()] {
     if (world_.random.chance(0.5)) disk_.lose_unsynced(*process, 0.5, world_.random);
   };
@@ -172,7 +172,7 @@ Status Rollout::commit(Life& life) {
   return {};
 }
 
-// The last version is taken back: what is served then is the one before, or nothing.
+// Takes the last version back: then the one before is served, or nothing.
 Status Rollout::roll_back(Life& life) {
   life.committing = true;
   const Status back = life.receiver->rollback();
@@ -187,7 +187,7 @@ std::optional<VersionId> Rollout::claim() const {
   }
   TargetState state = life_->receiver->state();
   if (!state.valid) return VersionId{};                           // of no run
-  if (!life_->receiver->unproven().empty()) return std::nullopt;  // and it says so
+  if (!life_->receiver->unproven().empty()) return std::nullopt;  // and it reports that
   if (state.id.run.is_zero()) state.id.run = life_->receiver->run();
   return state.id;
 }
@@ -214,7 +214,7 @@ std::string Rollout::check() {
 
 bool Rollout::holds_exactly(const Life& life, const Weights& weights) const {
   if (holds_ == Holds::kCheckpoint) {
-    SimDisk& disk = const_cast<SimDisk&>(disk_);  // looked at only
+    SimDisk& disk = const_cast<SimDisk&>(disk_);  // only read
     SimFileSystem quiet(disk);
     const auto checkpoint = Checkpoint::open(quiet, kCheckpoint);
     if (!checkpoint.ok() || checkpoint->layout().size() != weights.size()) return false;

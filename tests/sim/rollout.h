@@ -24,7 +24,7 @@ enum class Holds {
 // What a rollout starts from.
 enum class StartsFrom { kBase, kNothing, kAnotherBase, kWhatIsThere, kClaim };
 
-// A version that somebody wrote down, and weights that are said to be it.
+// A version number that somebody stored, and the weights that are claimed to be that version.
 struct StoredClaim {
   VersionId id;
   Weights weights;
@@ -35,27 +35,27 @@ class Rollout {
   // `part`: which half of the tensors, or of their rows.
   Rollout(World& world, std::string name, Holds holds, unsigned part);
 
-  // `base` is what the operator believes the run to start from; `claim` is used with kClaim.
+  // `base`: the operator's belief about the base of the run; `claim` is used with kClaim.
   void start(const Weights& base, StartsFrom from, StoredClaim claim = {});
   [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }
   [[nodiscard]] Process* process() { return process_.get(); }
   [[nodiscard]] SimDisk& disk() { return disk_; }
   [[nodiscard]] Holds holds() const { return holds_; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  // What it claims to hold, where it serves.
+  // The version that it claims to hold, if it serves.
   [[nodiscard]] std::optional<VersionId> claim() const;
 
-  // Whether what it serves is what it claims; empty: it does, or nothing is served.
+  // Compares the served weights with the claim. Empty: they agree, or nothing is served.
   [[nodiscard]] std::string check();
 
-  // Another program writes where the weights are: one byte in place, or the files of a checkpoint
-  // by others of the same names. False: there is nothing now.
+  // Another program writes to the weights: one byte in place, or it replaces the files of a
+  // checkpoint. False: there are no weights now.
   bool scribble();
   bool restore_files(const Weights& weights);
   static void write_base(SimDisk& disk, const Weights& weights);
 
  private:
-  // One life of it.
+  // One life of the process.
   struct Life {
     Process* process = nullptr;
     Weights memory;
@@ -65,10 +65,10 @@ class Rollout {
     std::unique_ptr<Receiver> receiver;
     bool serving = false;
     bool committing = false;
-    // A byte was written where a delta need not look: until a full version that was staged later,
-    // or the next start.
+    // A byte was written at a place that a delta need not check. True until a full version that was
+    // staged later, or until the next start.
     bool scribbled = false, scribbled_since_staging = false;
-    bool restored = false;  // until the next commit, which must look
+    bool restored = false;  // until the next commit, which must check
   };
 
   Status run(Life& life, const Weights& base, StartsFrom from, const StoredClaim& claim);

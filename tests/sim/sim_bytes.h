@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of a simulated file. They can be mapped: a mapping shows what is written later, as one
-// of a real file does, and outlives the file.
+// The bytes of a simulated file. They can be mapped: as with a real file, a mapping shows later
+// writes, and outlives the file.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ class SimBytes {
 
   [[nodiscard]] std::uint64_t size() const { return size_; }
   [[nodiscard]] std::span<std::byte> all() { return {data(), size_}; }
-  void resize(std::uint64_t size);  // what is new is zero
-  // A read-only mapping of all bytes, which are not none; the caller unmaps it.
+  void resize(std::uint64_t size);  // new bytes are zero
+  // A read-only mapping of all bytes, of which there must be some; the caller unmaps it.
   [[nodiscard]] const std::byte* map();
 
  private:
@@ -28,8 +28,8 @@ class SimBytes {
   void reserve_shared(std::uint64_t bytes);
 
   std::uint64_t size_ = 0;
-  std::vector<std::byte> held_;  // until somebody maps it
-  int file_ = -1;                // then it lies in a file in memory
+  std::vector<std::byte> held_;  // until the first map()
+  int file_ = -1;                // after that, a file in memory
   std::byte* shared_ = nullptr;
   std::uint64_t room_ = 0;
 };

@@ -110,10 +110,10 @@ void SimDisk::lose_unsynced(const Process& process, double keep, Random& random)
                       bytes.all().begin() + static_cast<std::ptrdiff_t>(write->offset));
   }
   std::erase_if(writes_, [&](const UnsyncedWrite& write) { return write.by == &process; });
-  const auto own = static_cast<std::size_t>(
+  const auto written = static_cast<std::size_t>(
       std::ranges::count_if(names_, [&](const UnsyncedName& name) { return name.by == &process; }));
-  // Names are lost from the newest on: a file system journals them in order.
-  std::size_t lost = random.chance(keep) ? random.below(own + 1) : own;
+  // The newest names are lost first: a file system journals names in order.
+  std::size_t lost = random.chance(keep) ? random.below(written + 1) : written;
   for (auto name = names_.rbegin(); name != names_.rend() && lost > 0; ++name) {
     if (name->by != &process) continue;
     name->undo();
@@ -170,7 +170,7 @@ Status SimFileSystem::begin(Call call, const std::string& what) {
   if (simulation_ == nullptr) return {};
   DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
   if (call != Call::kRead) ++disk_->changes;
-  // A dead process's files may still be held by another fiber's cleaning up.
+  // While a process dies, a destructor on another fiber may still hold its files.
   if (process_->dead) return error(StatusCode::kIo, process_->name, ": the process is dead");
   if (call == Call::kRead) return {};
   if (call == Call::kWrite && disk_->full) return errno_status(ENOSPC, what);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A disk in memory, and the file systems through which simulated processes use it.
 //
-// The disk keeps files by identity, as inodes: a file that is replaced or removed lives on for who
-// has it open, mapped or locked; mapped bytes are the file's own and change with it. It remembers
-// who wrote what since the last sync, so that a process whose host loses power takes its unsynced
-// writes and names with it, all or some.
+// The disk keeps files by identity, as inodes: a file that is replaced or removed stays for every
+// process that has it open, mapped or locked; a mapping shows later writes to the file. The disk
+// remembers which process wrote what since the last sync. If a host loses power, unsynced writes
+// and names of its process are lost, all or some.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,19 @@ class SimDisk {
  public:
   SimDisk();
 
-  // Set by the test, for everybody.
+  // The test sets it, for all processes.
   bool full = false;
   double error_rate = 0;      // of calls that change something
   std::uint64_t changes = 0;  // counts writes and names
 
-  // Without a process: what operators and other programs do. They never fail; what is missing is
-  // made. Nothing of it is lost in a power cut.
+  // The actions of operators and other programs, which are no process. They never fail, missing
+  // directories are made, and a power cut loses none of it.
   void write(const std::string& path, std::span<const std::byte> bytes);     // a new inode
   [[nodiscard]] std::vector<std::byte> read(const std::string& path) const;  // empty: not there
   [[nodiscard]] std::vector<std::string> list(const std::string& path) const;
   [[nodiscard]] bool has(const std::string& path) const;
   void remove(const std::string& path);  // a file, or a directory with all in it
-  // Gives one byte other bits, in place. False: there is no such file, or it is empty.
+  // Changes the bits of one byte in place. False: there is no such file, or it is empty.
   bool damage(const std::string& path, Random& random);
 
   // The host of `process` loses power: what it did not sync is lost, each write and a stretch of
@@ -76,13 +76,14 @@ class SimDisk {
   std::vector<UnsyncedName> names_;
 };
 
-// What one process sees of a disk. Every call is a step of the simulation.
+// The view of one process. Every call is a step of the simulation.
 class SimFileSystem final : public FileSystem {
  public:
   // All outlive it.
   SimFileSystem(Simulation& simulation, SimDisk& disk, Process& process)
       : simulation_(&simulation), disk_(&disk), process_(&process) {}
-  // Nobody's: to make and to look at files. No call is a step, none fails, nothing is ever lost.
+  // A view without a process, to make and read files. No call is a step or fails, and nothing is
+  // ever lost.
   explicit SimFileSystem(SimDisk& disk) : disk_(&disk) {}
 
   Result<std::unique_ptr<File>> create(const std::string& path) override;

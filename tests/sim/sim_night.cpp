@@ -4,8 +4,9 @@
 // Prints a line for each seed that fails, with the command that repeats it, and a line of counts at
 // the end. Exit 0: all held; 1: not all.
 //
-// A child process runs seed after seed; the parent ends one that takes too long for a seed, notes
-// one that crashes, and starts another in its place. So a seed that hangs costs its limit.
+// A child process runs one seed after the other. The parent kills a child that exceeds the limit of
+// a seed, records one that crashes, and starts another in its place. So a seed that hangs costs
+// only its limit.
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -55,7 +56,7 @@ std::int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
 }
 
-// One write, so that lines of several processes stay lines.
+// One write, so that lines of several processes do not mix.
 void print_failure(const Options& options, std::uint64_t seed, const std::string& what) {
   const bool all = options.seeds.contracts.stored_claims;
   const std::string line =
@@ -94,11 +95,11 @@ pid_t start_worker(const Options& options, Counts& counts, unsigned number) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   work(options, counts, counts.workers[number]);
-  std::exit(0);  // with what destructors remove
+  std::exit(0);  // runs destructors, which remove files
 }
 
-// A worker that ended, if it had a seed then, or that takes too long: its seed is wrong. Returns
-// whether the worker runs.
+// If a worker ended during a seed, or exceeds the limit, its seed has failed. Returns whether the
+// worker runs.
 bool watch(const Options& options, Counts& counts, unsigned number, pid_t& child) {
   Counts::Worker& worker = counts.workers[number];
   const std::int64_t began = worker.began_s;
@@ -144,7 +145,8 @@ int run(const Options& options) {
       static_cast<unsigned long long>(counts.commits), static_cast<double>(counts.done) / minutes,
       static_cast<unsigned long long>(counts.wrong));
   const std::uint64_t wanted = options.last - options.first + 1;
-  const bool moved = wanted < 20 || counts.commits > wanted;  // a simulation of nothing is no test
+  // A simulation in which nothing happens proves nothing.
+  const bool moved = wanted < 20 || counts.commits > wanted;
   return counts.wrong == 0 && counts.done == wanted && moved ? 0 : 1;
 }
 

@@ -26,7 +26,8 @@ std::string tail_of(const FleetResult& result, std::size_t lines) {
   return text;
 }
 
-// Says which seeds failed, and how to replay them. A simulation in which nothing moves fails, too.
+// Names the seeds that failed, and the command that repeats them. A simulation in which nothing
+// happens fails, too.
 void expect_all_hold(std::uint64_t first, std::uint64_t count) {
   // Large scratch memory, made and dropped thousands of times, stays with the process.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
@@ -83,7 +84,7 @@ TEST(Fleet, DoesTheSameForTheSameSeed) {
   }
 }
 
-// The check can fail: a worker whose weights are not those that it claims is found.
+// The check itself works: it finds a worker whose weights are not those that it claims.
 TEST(Fleet, FindsAWorkerThatClaimsWhatItDoesNotHold) {
   unsigned found = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {

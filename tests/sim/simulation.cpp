@@ -40,7 +40,7 @@ void Simulation::start_fiber(const std::shared_ptr<Process>& process, std::funct
     --process->fibers;
   });
   threads_.push_back(std::move(thread));
-  if (!failure_.empty()) kill(*process);  // nothing begins any more
+  if (!failure_.empty()) kill(*process);  // after a failure nothing starts
 }
 
 std::function<void()> Simulation::start(std::function<void()> body) {
@@ -90,7 +90,7 @@ void Simulation::leave(TimePoint wake) {
       for (const auto& thread : threads_) {
         std::fprintf(stderr, "a dead process does not end: %s\n", thread->process->name.c_str());
       }
-      std::abort();  // a fiber cannot be taken off its stack
+      std::abort();  // a fiber cannot be removed from its stack
     }
   }
   running_->wake = wake;
@@ -167,7 +167,7 @@ Environment::TimePoint Simulation::now() {
 
 void Simulation::sleep_until(TimePoint when) {
   Process& process = *running_->process;
-  if (process.dead) {  // it waits for nobody: its own time passes
+  if (process.dead) {  // its own time passes, and no other's
     process.ahead = std::max(process.ahead, std::chrono::nanoseconds(when - now_));
     leave(now_);
   } else {

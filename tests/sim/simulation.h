@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulation: many processes on one thread, in a time of their own. A seed decides every step.
 //
-// Each process is one or more fibers. A fiber runs until it sleeps or comes to a step(); there the
-// seed decides whether another goes on, or whether the process gets no processor for a while (then
-// the time it lost is not its own). Time passes when every fiber sleeps, and a little at each step.
+// Each process is one or more fibers. A fiber runs until it sleeps or calls step(). There the seed
+// decides whether another fiber runs, or whether the process gets no processor for a while (that
+// time does not count as its own). Time passes when all fibers sleep, and a little at each step.
 //
-// A process that is dead finds every call of the simulated file systems failing and every deadline
-// over, so its fibers end by the code's own error paths; nothing that it does then reaches others.
+// For a process that is dead, every call of the simulated file systems fails and every deadline has
+// passed. So its fibers end through the code's own error paths, and nothing that they do has an
+// effect on others.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,7 @@ namespace driftless::testing {
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
-  // Below `end`, which is not 0.
+  // A number below `end`, which must not be 0.
   std::uint64_t below(std::uint64_t end) { return engine_() % end; }
   bool chance(double probability) {
     return static_cast<double>(engine_() >> 11U) * 0x1p-53 < probability;
@@ -44,9 +45,9 @@ class Random {
 struct Process {
   std::string name;
   bool dead = false;
-  std::uint64_t crash_in = 0;  // dies at this many further steps; 0: not planned
+  std::uint64_t crash_in = 0;  // dies after this many further steps; 0: not planned
   std::size_t fibers = 0;      // that have not ended
-  // Its clock against the simulation's, and how much time it was not given.
+  // The lead of its clock over the simulation's, and the time for which it got no processor.
   std::chrono::nanoseconds ahead{0}, lost{0};
   std::function<void()> when_dead;  // may be empty
 };
@@ -63,29 +64,29 @@ class Simulation final : public Environment {
   ~Simulation() override;
 
   [[nodiscard]] Random& random_source() { return random_; }
-  // A new process, and a fiber of it.
+  // Starts a new process with one fiber.
   std::shared_ptr<Process> start(std::string name, std::function<void(Process&)> body);
-  // Another fiber of a process.
+  // Starts another fiber of a process.
   void start_fiber(const std::shared_ptr<Process>& process, std::function<void()> body);
-  // Runs until every fiber has ended. `check` is called whenever one of a process has been left.
+  // Runs until every fiber has ended. `check` is called each time a fiber of a process was left.
   void run(const std::function<void(const Process&)>& check);
 
   // Called by fibers. The running process.
   [[nodiscard]] Process& self();
-  // A point where others may go on. kIo where the process is dead.
+  // A point at which other fibers may run. kIo if the process is dead.
   Status step();
   void sleep(std::chrono::microseconds time) { sleep_until(now() + time); }
   void kill(Process& process);
-  // Time that passes for this process alone.
+  // Lets time pass for this process alone.
   static void jump(Process& process, std::chrono::nanoseconds time);
-  // Calls `work`, and notes a failure where it took longer than `limit` (the time that the process
-  // was not given aside) and a second.
+  // Calls `work`, and records a failure if it took more than a second longer than `limit`. Time for
+  // which the process got no processor does not count.
   void within(std::chrono::milliseconds limit, const std::string& what,
               const std::function<void()>& work);
 
-  // From now on nobody stalls.
+  // From now on no process stalls.
   void calm() { options_.stall_rate = 0; }
-  // The first thing that did not hold ends the simulation: every process dies.
+  // Records the first violation, which ends the simulation: every process dies.
   void fail(const std::string& what);
   [[nodiscard]] const std::string& failure() const { return failure_; }
   void trace(const std::string& line);

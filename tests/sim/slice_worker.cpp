@@ -10,7 +10,7 @@ namespace driftless::testing {
 
 namespace {
 
-// Halves; what cannot be cut is on both ranks.
+// A half; a tensor that cannot be divided is on both ranks.
 HeldRun piece_of(std::uint64_t units, unsigned part) {
   if (units < 2) return {0, units};
   return part == 0 ? HeldRun{0, units / 2} : HeldRun{units / 2, units - units / 2};
@@ -171,7 +171,7 @@ Status SliceWorker::open() {
   return {};
 }
 
-// On a fiber of its own, as on a thread.
+// On a fiber of its own, in place of a thread.
 Status SliceWorker::stage(std::chrono::milliseconds timeout, const std::string& ticket) {
   state_ = "staging";
   error_.clear();
@@ -212,7 +212,7 @@ Status SliceWorker::commit_staged(std::uint64_t version, const std::string& tick
   }
   const Result<UpdateReport> report = following_->receiver->commit();
   const bool tears = !world_.calm && random.chance(0.01);
-  if (report.ok() && report->anchor) torn_ = false;  // all of it was written anew
+  if (report.ok() && report->anchor) torn_ = false;  // all of it was written again
   if (tears) {
     torn_ = true;
     memory_.begin()->second.bytes[0] ^= std::byte{1};

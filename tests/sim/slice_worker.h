@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker of a simulated engine: half of every tensor, kept by a Receiver, behind calls that
-// answer with what the rank holds, as the Python workers do.
+// One worker of a simulated engine. It holds half of every tensor, updated by a Receiver; its calls
+// reply with the state of the rank, as the Python workers do.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace driftless::testing {
 
 // Half the rows of every tensor.
 [[nodiscard]] Weights half_of(const Weights& weights, unsigned part);
-// A target for `memory`, which is half `part` of tensors with this layout; `base`: the digest of
-// the weights that it was made from, none where it holds nothing.
+// A target for `memory`, which is half `part` of tensors with this layout. `base`: the digest of
+// the weights that it was made from; none: it holds no version.
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_slice_target(
     const WeightLayout& layout, Weights& memory, unsigned part, const std::optional<Digest>& base);
 
@@ -30,16 +30,16 @@ class SliceWorker : public std::enable_shared_from_this<SliceWorker> {
   [[nodiscard]] nlohmann::json answer(const std::string& method, const nlohmann::json& arguments);
   void commit(std::uint64_t version, const std::string& ticket);
 
-  // What the weights are said to be; a version of -1: parts of two.
+  // The version that the weights are claimed to be; -1: parts of two versions.
   struct Claim {
     std::string run, digest;
     std::int64_t version = 0;
     friend bool operator==(const Claim&, const Claim&) = default;
   };
   [[nodiscard]] Claim claim() const;
-  // Of the bytes that it holds.
+  // The digest of the bytes that it holds.
   [[nodiscard]] Digest fingerprint() const { return digest_of(memory_); }
-  // Whether the memory is what is claimed.
+  // Whether the memory has the weights of the claimed version.
   [[nodiscard]] bool holds_its_claim() const;
 
  private:
@@ -59,7 +59,7 @@ class SliceWorker : public std::enable_shared_from_this<SliceWorker> {
   const unsigned rank_;
   const Weights base_;
   Weights memory_;
-  bool torn_ = false;  // a commit failed in the middle, and so did taking it back
+  bool torn_ = false;  // a commit failed in the middle, and its undo failed, too
   std::unique_ptr<WeightTarget> target_;
   std::shared_ptr<Following> following_;
   std::string state_ = "closed", error_, ticket_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Roads whose every call is a step of a simulation: a dead process reaches nobody, on roads in
-// memory too. Words are lost, come twice or fail; parts come damaged.
+// Roads on which every call is a step of a simulation: a dead process reaches nobody, not even
+// through a road in memory. Messages are lost, repeated or refused; parts are damaged.
 #pragma once
 
 #include <array>
@@ -72,7 +72,7 @@ class StepSendRoad final : public SendRoad {
 
 class StepReceiveRoad final : public ReceiveRoad {
  public:
-  // `rate`: of calls that fail.
+  // `rate`: the fraction of calls that fail.
   StepReceiveRoad(Simulation& simulation, std::unique_ptr<ReceiveRoad> road, double rate = 0)
       : simulation_(&simulation), road_(std::move(road)), rate_(rate) {}
 

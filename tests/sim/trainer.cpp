@@ -11,7 +11,7 @@
 
 namespace driftless::testing {
 
-// What the ranks of one process share.
+// The state that the ranks of one process share.
 struct Trainer::Ranks {
   struct Rank {
     std::unique_ptr<SimFileSystem> fs;
@@ -24,12 +24,12 @@ struct Trainer::Ranks {
   std::unique_ptr<LoopbackHub> mail;  // the ranks' group
   PublisherOptions options;
   std::uint64_t seed = 0;
-  Weights weights;  // that training goes on from
+  Weights weights;  // training continues from these
 };
 
 namespace {
 
-// A number that was visible once is not used again.
+// A number that was visible once must not be used again.
 std::uint64_t highest_used(const SimDisk& disk) {
   constexpr std::string_view kPrefix = ".used_v";
   std::uint64_t highest = 0;
@@ -43,8 +43,12 @@ std::uint64_t highest_used(const SimDisk& disk) {
 
 }  // namespace
 
-Trainer::Trainer(World& world, std::string name, Weights base, ToldEngine* told)
-    : world_(world), name_(std::move(name)), base_(std::move(base)), told_(told), weights_(base_) {
+Trainer::Trainer(World& world, std::string name, Weights base, NotifiedEngine* notified)
+    : world_(world),
+      name_(std::move(name)),
+      base_(std::move(base)),
+      notified_(notified),
+      weights_(base_) {
   world_.truth.add_base(base_);
 }
 
@@ -58,13 +62,13 @@ void Trainer::start(std::uint64_t steps) {
   ranks->options.deadline = kPublishDeadline;
   ranks->options.buffer_bytes = 64 + random.below(512);
   ranks->options.first_anchor = true;
-  // At the end receivers join after the last version: nobody would make the anchor that they ask
-  // for.
+  // At the end receivers join after the last version, so no later version would bring the anchor
+  // that they request.
   ranks->options.anchor_every = world_.calm ? 1 : random.below(5);
   ranks->options.keep_versions = random.below(4);
   const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd,
                              Encoding::kCompact};
-  // Other layouts know no `compact`.
+  // Only frames support `compact`.
   const bool frames = world_.layout == DirectoryLayout::kFrames && !world_.plain_deltas;
   ranks->options.encoding = encodings[random.below(encodings.size() - (frames ? 0 : 1))];
   ranks->options.layout = world_.layout;
@@ -125,19 +129,19 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
   const Hash128 run = publisher->version().run;
   if (rank == 0) {
     began_ = began_ || !publisher->resumed();
-    if (!publisher->resumed()) world_.truth.add(run, 0, base_);  // else it is what it was
+    if (!publisher->resumed()) world_.truth.add(run, 0, base_);  // a resumed run keeps its base
     simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
                             publisher->version().version));
   }
   const std::unique_ptr<EngineNotifier> notifier =
-      told_ != nullptr ? told_->notifier(run) : nullptr;
+      notified_ != nullptr ? notified_->notifier(run) : nullptr;
   Weights weights = ranks.weights;
   Random pace(ranks.seed + rank);
   for (std::uint64_t step = 0; step < steps && !world_.ending; ++step) {
     DRIFTLESS_RETURN_IF_ERROR(simulation.step());
     weights = trained_weights(std::move(weights), ranks.seed + step);
     if (rank == 0) {
-      // A version whose outcome is in doubt is settled by the next call: it may be the one after.
+      // The next call settles a version in doubt: these weights may get the number after it.
       world_.truth.add(run, publisher->version().version + 1, weights);
       world_.truth.add(run, publisher->version().version + 2, weights);
       world_.truth.add(run, highest_used(world_.disk) + 1, weights);
@@ -155,33 +159,33 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
       weights_ = weights;
       if (report.ok()) published_ = VersionId{run, report->version};
       world_.versions += report.ok() ? 1 : 0;
-      // What was published may be gone since, and another be there.
+      // Since then the publication may have been removed or replaced.
       if (report.ok() && wipes == world_.wipes && !simulation.self().dead) {
         check_published(*report, run);
       }
-      if (report.ok() && notifier != nullptr) tell(*notifier, *mine.fs, *published_);
+      if (report.ok() && notifier != nullptr) notify(*notifier, *mine.fs, *published_);
     }
     simulation.sleep(pace.between(std::chrono::milliseconds(1), std::chrono::milliseconds(3'000)));
   }
   return {};
 }
 
-// An engine that says that it took the version has it.
-void Trainer::tell(EngineNotifier& notifier, FileSystem& fs, const VersionId& id) {
+// An engine that reports success must have the version.
+void Trainer::notify(EngineNotifier& notifier, FileSystem& fs, const VersionId& id) {
   const auto version = read_published_version(fs, kRoad, id.version);
   if (!version.ok()) return;
   std::vector<EngineResult> results;
-  world_.simulation.within(kTellDeadline, "telling an engine", [&] {
-    results = notifier.notify(*version, Deadline::after(kTellDeadline));
+  world_.simulation.within(kNotifyDeadline, "telling an engine", [&] {
+    results = notifier.notify(*version, Deadline::after(kNotifyDeadline));
   });
-  const Status told = results.at(0).status;
-  world_.simulation.trace(concat(name_, " tells version ", id.version, ": ", told.to_string()));
-  if (!told.ok() || world_.simulation.self().dead || told_->serves(id)) return;
-  if (told_->started_anew()) return;
+  const Status result = results.at(0).status;
+  world_.simulation.trace(concat(name_, " tells version ", id.version, ": ", result.to_string()));
+  if (!result.ok() || world_.simulation.self().dead || notified_->serves(id)) return;
+  if (notified_->started_anew()) return;
   world_.simulation.fail(concat("the engine said that it took version ", id.version));
 }
 
-// A publisher that says ok has published: what receivers find is its own version.
+// If publish() returns ok, receivers must find this publisher's version.
 void Trainer::check_published(const PublishReport& report, const Hash128& run) {
   if (world_.hub != nullptr || world_.road_is_damaged) return;
   const std::string file =

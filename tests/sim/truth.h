@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was published: the weights of every version that a publisher tried to seal.
+// The weights of every version that a publisher tried to seal.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class Truth {
     tried.push_back({weights, digest_of(weights)});
   }
   void add_base(const Weights& weights) { bases_.push_back({weights, digest_of(weights)}); }
-  // All that may be meant by a run and a version: more than one where attempts failed, or where two
+  // All weights that a run and a version may stand for: several if attempts failed, or if two
   // publishers wrote.
   [[nodiscard]] const std::vector<KnownWeights>& of(const Hash128& run,
                                                     std::uint64_t version) const {
@@ -50,9 +50,9 @@ class Truth {
 inline constexpr const char* kTiedFrom = "a.embed.weight";
 inline constexpr const char* kTied = "z.lm_head.weight";
 
-// A model that `shape` decides, with bits that `values` decides. Small enough that thousands of
-// versions take no time: matrices with odd sides, vectors, scalars, tensors without elements, of
-// many types; the first one has elements.
+// A model: `shape` decides its tensors, `values` their bits. It is so small that thousands of
+// versions take little time: matrices with odd sides, vectors, scalars and tensors without
+// elements, of many types. The first tensor has elements.
 inline Weights model_weights(std::uint64_t shape, std::uint64_t values) {
   constexpr std::array kTypes{DType::kBF16,   DType::kBF16, DType::kBF16, DType::kF32, DType::kF16,
                               DType::kF8E4M3, DType::kI64,  DType::kU8,   DType::kF64, DType::kI32};
@@ -76,7 +76,7 @@ inline Weights model_weights(std::uint64_t shape, std::uint64_t values) {
   return weights;
 }
 
-// The next step of training: a few units change; now and then all of them, or none of a tensor.
+// The next step of training: a few units change; now and then all units of a tensor, or none.
 inline Weights trained_weights(Weights weights, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const bool dense = random() % 12 == 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the processes of a simulated fleet share: the roads, the truth, and what may go wrong.
+// The state that the processes of a simulated fleet share: the roads, the truth, and the faults.
 #pragma once
 
 #include <chrono>
@@ -23,11 +23,11 @@ inline constexpr std::chrono::milliseconds kConnectDeadline{5'000};
 inline constexpr std::chrono::milliseconds kStageWait{2'000};
 inline constexpr std::chrono::milliseconds kFetchDeadline{5'000};
 inline constexpr std::chrono::milliseconds kReportDeadline{1'000};
-inline constexpr std::chrono::milliseconds kTellDeadline{8'000};
+inline constexpr std::chrono::milliseconds kNotifyDeadline{8'000};
 
 inline constexpr const char* kRoad = "/road";
 
-// Empty; always the same one, so that what is said of it is the same for the same seed.
+// Empty, and always the same path, so that messages are the same for the same seed.
 inline const std::string& new_shm_dir() {
   static const TempDir dir(TempDir::Where::kMemory);
   std::error_code ignored;
@@ -62,14 +62,14 @@ struct World {
   double call_fault_rate = 0;     // of an agent's calls, each way
   bool calm = false;              // roads do not fail any more
   bool ending = false;            // processes leave their loops
-  // A stranger changed what is on the road: a publisher may refuse to go on with it.
+  // Another trainer changed the road's contents: a publisher may refuse to continue.
   bool road_is_damaged = false;
-  std::uint64_t versions = 0, commits = 0;  // that went well
+  std::uint64_t versions = 0, commits = 0;  // successful ones
   std::uint64_t wipes = 0;                  // how often the road's directory was emptied
-  // What a seed may try, of contracts that the product may not keep yet (fleet.h).
+  // Faults that a seed may try only if the product keeps the contract (fleet.h).
   bool loader_breaks = false, rolls_back = false;
-  bool plain_deltas = false;  // a loader is there: it takes no changes of bits
-  // The worker of this name claims a version that it does not hold: the check must find it.
+  bool plain_deltas = false;  // a rollout has a loader, which cannot apply changes of bits
+  // The worker of this name claims a version that it does not hold; the check must find that.
   std::string liar;
 };
 

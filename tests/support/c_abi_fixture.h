@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of driftless.h share: they link libdriftless.so, as a program does, and publish by the
-// library itself, over files.
+// Shared by the tests of driftless.h. The tests link libdriftless.so, as a program does, and
+// publish with the library itself, over files.
 #pragma once
 
 #include <driftless/driftless.h>
@@ -30,7 +30,7 @@ Struct sized() {
   return made;
 }
 
-// Owns one, and says what it is.
+// Owns an error, and returns its text.
 class Error {
  public:
   Error() = default;
@@ -40,7 +40,7 @@ class Error {
   operator driftless_error**() { return &error_; }  // NOLINT(google-explicit-constructor)
   [[nodiscard]] driftless_error* get() const { return error_; }
   [[nodiscard]] std::string message() const { return driftless_error_message(error_); }
-  [[nodiscard]] bool says(const std::string& words) const {
+  [[nodiscard]] bool contains(const std::string& words) const {
     return message().find(words) != std::string::npos;
   }
 
@@ -103,7 +103,7 @@ class Trainer {
   std::uint64_t seed_ = 0;
 };
 
-// What callbacks do, and have seen.
+// The actions of the callbacks, and the arguments that they received.
 struct Engine {
   int32_t pause_answer = 0, resume_answer = 0;
   int pauses = 0, resumes = 0;
@@ -142,18 +142,19 @@ class CAbiTest : public ::testing::Test {
   [[nodiscard]] driftless_tensor describe(const std::string& name, TestTensor& tensor) {
     auto& [kept_name, shape] = *shapes_.try_emplace(name).first;
     shape.assign(tensor.shape.begin(), tensor.shape.end());
-    auto told = sized<driftless_tensor>();
-    told.name = kept_name.c_str();
-    told.dtype = info(tensor.dtype).name.data();
-    told.dims = static_cast<uint32_t>(shape.size());
-    told.shape = shape.data();
-    told.data = tensor.bytes.data();
-    return told;
+    auto described = sized<driftless_tensor>();
+    described.name = kept_name.c_str();
+    described.dtype = info(tensor.dtype).name.data();
+    described.dims = static_cast<uint32_t>(shape.size());
+    described.shape = shape.data();
+    described.data = tensor.bytes.data();
+    return described;
   }
   void add_all() {
     for (auto& [name, tensor] : held_) {
-      const driftless_tensor told = describe(name, tensor);
-      ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+      const driftless_tensor described = describe(name, tensor);
+      ASSERT_EQ(driftless_register(receiver_, &described, error_), DRIFTLESS_OK)
+          << error_.message();
     }
   }
   void use_engine() {

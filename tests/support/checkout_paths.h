@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where this checkout and its build lie. In a file of its own: what names a path is compiled again
-// in every checkout.
+// The paths of this checkout and of its build. They are in a file of their own, because a file that
+// names a path is compiled again in every checkout.
 #pragma once
 
 namespace driftless::testing {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's driver for machines without one. What KeepThreadGpu (core/thread_gpu.h) asks: a context
-// for each thread; before cu_init_stand_in() it answers as a driver that nobody has initialized.
-// What `driftless doctor` asks: two GPUs, as variables of the environment describe them.
+// A stand-in for CUDA's driver, for machines without one. KeepThreadGpu (core/thread_gpu.h) asks it
+// for the context of each thread; before cu_init_stand_in() it replies as a driver that nobody has
+// initialized. For `driftless doctor` it reports two GPUs, which variables of the environment
+// describe.
 #include <cstdlib>
 #include <cstring>
 
@@ -37,15 +38,20 @@ DRIFTLESS_OFFERED int cuInit(unsigned) {
 }
 DRIFTLESS_OFFERED int cuDriverGetVersion(int* version) {
   *version = number("CUDA_STAND_IN_VERSION", 13000);
+  return *version == 0 ? number("CUDA_STAND_IN_INIT", kInvalidValue) : 0;
+}
+DRIFTLESS_OFFERED int cuGetErrorName(int code, const char** text) {
+  if (code != 100) return kInvalidValue;
+  *text = "CUDA_ERROR_NO_DEVICE";
   return 0;
 }
 DRIFTLESS_OFFERED int cuDeviceGetCount(int* count) {
-  *count = 2;
+  *count = number("CUDA_STAND_IN_COUNT", 2);
   return 0;
 }
 DRIFTLESS_OFFERED int cuDeviceGet(int* device, int place) {
   *device = place;
-  return 0;
+  return number("CUDA_STAND_IN_DEVICE", 0);
 }
 DRIFTLESS_OFFERED int cuDeviceGetName(char* name, int size, int) {
   std::strncpy(name, "Stand-in", static_cast<std::size_t>(size));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that came otherwise than they were sent.
+// Bytes that differ from those that were sent.
 #pragma once
 
 #include <memory>

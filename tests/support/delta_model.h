@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deltas for tests: owned, random, and the naive model that encoders are held against.
+// Deltas for tests: owned deltas, random deltas, and the naive model that encoders are compared
+// with.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +64,7 @@ inline std::vector<std::uint32_t> random_offsets(std::mt19937_64& random, std::s
   return offsets;
 }
 
-// What a set of deltas means: for each tensor, position -> bytes of the value.
+// The changes in a set of deltas: for each tensor, position -> bytes of the value.
 using Changes = std::map<std::uint32_t, std::map<std::uint64_t, Bytes>>;
 
 inline void note(Changes& changes, const DeltaView& delta) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers of bfloat16 weights on a GPU for a base with FP8 blocks: receivers end with what the
-// reference makes of the same weights in host memory. Included by one file of each test program
-// that has a GPU, or a stand-in of one, to offer: it defines gpu_under_test().
+// Tests of publishers of bfloat16 weights on a GPU, for a base with FP8 blocks: receivers must hold
+// what the reference computes from the same weights in host memory. Each test program that has a
+// GPU, or a stand-in of one, includes this file once and defines gpu_under_test().
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ struct GpuUnderTest {
   std::vector<SnapshotPlace> snapshots;  // beside kNone
   std::function<Result<std::shared_ptr<PublisherDevice>>(const DeviceOptions&)> open;
   PlaceBytes place;  // a copy there
-  // Behind what was queued on the default stream; done when it returns.
+  // Runs after the work that was queued on the default stream; done when it returns.
   std::function<void(std::byte*, std::span<const std::byte>)> write;
 };
 [[nodiscard]] const GpuUnderTest& gpu_under_test();
@@ -34,7 +34,7 @@ inline std::shared_ptr<PublisherDevice> open_gpu(SnapshotPlace snapshot) {
   return opened.ok() ? *opened : nullptr;
 }
 
-// Matrices that lie at multiples of 16 bytes, too, and of more blocks than one.
+// Matrices at multiples of 16 bytes and elsewhere, each with more than one block.
 inline Weights gpu_matrices(std::uint64_t seed) {
   Weights weights = bf16_matrices(seed);
   std::mt19937_64 random(seed + 1);
@@ -207,7 +207,7 @@ class PlacedWeights final : public WeightSource {
     }
     return use(all);
   }
-  // An optimizer's step, captured but for the tensor `unseen`.
+  // An optimizer's step; all of it is captured, except for the tensor `unseen`.
   Status step(Publisher& publisher, const Weights& to, const std::string& unseen = "nothing") {
     std::vector<std::shared_ptr<std::byte>> held;
     std::vector<Publisher::NewTensor> values;
@@ -249,7 +249,7 @@ class QuantizedLiveOnGpu : public ::testing::TestWithParam<QuantizeRule> {
     mail_ = std::make_unique<LoopbackHub>(LoopbackOptions{}, 1);
     group_ = mail_->group(0);
     options_.device = open_gpu(SnapshotPlace::kNone);
-    // The base is read from host memory: what it was made of.
+    // The base is read from host memory: the bytes that it was made of.
     MemorySource base(at_first_);
     auto opened = Publisher::open(options_, *group_, road_, history_.get(), base, &weights_);
     ASSERT_TRUE(opened.ok()) << opened.status().to_string();
@@ -305,7 +305,7 @@ TEST_P(QuantizedLiveOnGpu, PublishesWhatWasCaptured) {
   EXPECT_EQ(report_.changed_units, 0U);
 }
 
-// What changes and changes back leaves no trace.
+// A change that is changed back is not published.
 TEST_P(QuantizedLiveOnGpu, DropsWhatIsAsItWas) {
   ASSERT_NO_FATAL_FAILURE(open());
   step(stepped(at_first_, 7));
@@ -320,6 +320,19 @@ TEST_P(QuantizedLiveOnGpu, FindsWhatWasNotCaptured) {
     step(stepped(weights_.weights(), number), "m.wide.weight");
     ASSERT_NO_FATAL_FAILURE(publish(concat("unseen in step ", number)));
   }
+}
+
+TEST_P(QuantizedLiveOnGpu, FindsWhatWasNotCapturedAndChangesNoCode) {
+  ASSERT_NO_FATAL_FAILURE(open());
+  Weights weights = changed_below_codes(at_first_, "m.d.weight", GetParam());
+  step(weights, "m.d.weight");
+  ASSERT_NO_FATAL_FAILURE(publish("unseen"));
+  EXPECT_EQ(report_.changed_units, 0U);
+  EXPECT_NE(::testing::PrintToString(report_.notes).find("codes and scales are as they were"),
+            std::string::npos);
+  bf16_weight(weights.at("m.d.weight"), 300) = 0x3f00;  // 0.5: its block is coded anew
+  step(weights);
+  ASSERT_NO_FATAL_FAILURE(publish("coded anew"));
 }
 
 TEST_P(QuantizedLiveOnGpu, SendsDenseVersionsWholeAndAnchors) {

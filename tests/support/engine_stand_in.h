@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that speak vLLM's and SGLang's HTTP, without weights: for faults at every call. What they
-// hold is a version for each rank; what is wrong with them is set by the test.
+// Stand-ins for engines: they speak vLLM's and SGLang's HTTP, have no weights, and fail at any
+// call. A rank holds only a version number; the test sets the faults.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class VllmStandIn {
     std::optional<std::int64_t> before;
     std::optional<std::uint64_t> staged;
     std::string state = "closed", error, run, before_run, follows, ticket;
-    // What its receiver says of its weights; empty: nothing yet.
+    // The digest that its receiver reports for its weights; empty: none yet.
     [[nodiscard]] std::string digest() const {
       if (state == "closed" && run.empty()) return "";
       return version < 0 ? "" : digest_of(run, version);
@@ -40,7 +40,7 @@ class VllmStandIn {
       : ranks_(ranks), server_([this](const HttpRequest& request) { return answer(request); }) {}
 
   [[nodiscard]] std::string url() const { return server_.url(); }
-  // Paths as they were called, without the query; RPCs as "rpc:method".
+  // The paths of all calls in order, without the query; RPCs as "rpc:method".
   [[nodiscard]] std::vector<std::string> calls() const {
     const std::scoped_lock lock(mutex_);
     return calls_;
@@ -62,7 +62,7 @@ class VllmStandIn {
     return static_cast<std::size_t>(std::ranges::count(made, call));
   }
 
-  // The server was killed and started again: the base's weights, nothing followed.
+  // The server was killed and started again: it has the base's weights and follows no run.
   void restart() {
     const std::scoped_lock lock(mutex_);
     restart_now();
@@ -82,15 +82,15 @@ class VllmStandIn {
     paused_ = paused;
   }
 
-  // Set before the engine is driven, or from within these.
+  // Set these before the engine is driven, or from within these functions.
   std::function<bool(const std::string& call)> restarts;              // before the call is answered
   std::string run = std::string(32, 'a');                             // that the road carries
   std::uint64_t published = 1;                                        // what staging finds
   std::function<std::optional<HttpResponse>(const std::string&)> on;  // by call, before it acts
   std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
   std::function<nlohmann::json(std::size_t rank)> shares;                // none if not set
-  int slips = 0;              // so many RPCs are answered with the answer to the one before
-  bool stuck = false;         // all of them with the same old one
+  int slips = 0;              // this many RPCs return the reply of the RPC before
+  bool stuck = false;         // all RPCs return one old reply
   bool session_known = true;  // its workers commit inside vLLM's own session
 
  private:
@@ -111,7 +111,7 @@ class VllmStandIn {
     if (path == "/collective_rpc") return rpc(body);
     if (path == "/pause") paused_ = true;
     if (path == "/resume") paused_ = false;
-    // Older servers take a start without the word for one of a whole reload.
+    // Older servers take a start without is_checkpoint_format for the start of a whole reload.
     if (path == "/start_weight_update" && (session_ || body.value("is_checkpoint_format", true))) {
       return {500, R"({"error":"active, or of a reload"})", {}, ""};
     }
@@ -151,7 +151,7 @@ class VllmStandIn {
     }
   }
 
-  // False: it refuses.
+  // False: the rank refuses.
   bool obey(Rank& rank, std::size_t number, const std::string& what, const nlohmann::json& given) {
     if (what != "status" && failing(number, what)) {
       rank.error = what + " failed";

@@ -172,7 +172,8 @@ Status FaultyFileSystem::make_directory(const std::string& path) {
 Status FaultyFileSystem::rename_file(const std::string& from, const std::string& to) {
   return act(Needs::kSpace, "renaming " + from, [&]() -> Status {
     std::string saved;
-    if (exists(real_, to)) {  // what is replaced must come back where the renaming is lost
+    // The file that is replaced must come back if the renaming is lost.
+    if (exists(real_, to)) {
       saved = next_stash();
       stdfs::copy_file(to, saved);
     }
@@ -199,7 +200,7 @@ Status FaultyFileSystem::rename_new(const std::string& from, const std::string& 
   return act(Needs::kSpace, "renaming " + from, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(real_.rename_new(from, to));
     {
-      // What was written below and not synced goes along, and can still be lost.
+      // Writes below that were not synced move along, and can still be lost.
       const std::scoped_lock lock(mutex_);
       std::map<std::string, std::vector<UnsyncedWrite>> moved;
       for (auto& [path, writes] : writes_) {
@@ -260,7 +261,7 @@ void FaultyFileSystem::lose_unsynced(double keep, std::uint64_t seed) {
       if (!kept()) take_back(path, write->offset, write->old_bytes, write->old_size);
     }
   }
-  // Names are lost from the newest on: a file system journals them in order.
+  // The newest names are lost first: a file system journals names in order.
   const std::size_t stay = keep > 0 ? random() % (names_.size() + 1) : 0;
   while (names_.size() > stay) {
     names_.back().undo();

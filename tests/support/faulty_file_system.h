@@ -2,11 +2,11 @@
 // A file system that fails on demand, and that can lose whatever was not synced.
 //
 // It works on real files. Every call that changes something, or opens a file to do so, is numbered
-// from 0; the planned one fails. A disk that is "full" refuses all later calls too, except
-// removals. After a "crash" every later call fails, as for a process that is gone, and
-// lose_unsynced() plays the power cut: writes since a file's last sync are taken back (all, or a
-// random part), and so are names made, changed or removed since their directory's last sync (from
-// the newest on, all or some).
+// from 0; the planned one fails. A disk that is "full" also refuses all later calls, except
+// removals. After a "crash" every later call fails, as for a process that is gone. lose_unsynced()
+// then simulates a power cut. It takes back writes since a file's last sync (all of them, or a
+// random part), and names that were made, changed or removed since their directory's last sync (the
+// newest ones, or all).
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ namespace driftless::testing {
 // kShortWrite and kFull write the first half and report that there is no space.
 enum class Fault { kNone, kEio, kEnospc, kShortWrite, kFull, kCrashBefore, kCrashAfter };
 
-// What was asked for, whether it failed or not.
+// The calls, whether they failed or not.
 struct WriteLog {
   std::vector<std::uint64_t> write_bytes;  // of each pwrite()
   int syncs = 0;                           // of files
@@ -39,14 +39,14 @@ class FaultyFileSystem final : public FileSystem {
   FaultyFileSystem(Fault fault, std::uint64_t at_call, std::string stash)
       : fault_(fault), at_call_(at_call), stash_(std::move(stash)) {}
 
-  // Replaces the plan, and ends a full disk, not a crash. No call may be under way.
+  // Replaces the plan, and ends a full disk, but not a crash. No call may be under way.
   void plan(Fault fault, std::uint64_t at_call);
 
   [[nodiscard]] const WriteLog& log() const { return log_; }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
   [[nodiscard]] bool crashed() const { return crashed_; }
-  // Plays the power cut. `keep` = 0: everything not synced is lost; otherwise each write is kept
-  // with this probability, and a random part of the names.
+  // Simulates the power cut. With `keep` = 0, everything not synced is lost; otherwise each write
+  // is kept with this probability, and so is a random part of the names.
   void lose_unsynced(double keep, std::uint64_t seed);
 
   Result<std::unique_ptr<File>> create(const std::string& path) override;
@@ -85,7 +85,7 @@ class FaultyFileSystem final : public FileSystem {
 
   enum class Needs { kSpace, kNoSpace };
 
-  // Counts a call; the fault to play for it.
+  // Counts a call, and returns the fault for it.
   Fault next_fault(Needs needs);
   // Runs a whole-or-nothing call under the plan.
   Status act(Needs needs, const std::string& what, const std::function<Status()>& call);

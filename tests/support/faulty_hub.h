@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hub between a leader and its rendezvous that keeps some messages back, or falls silent.
+// A hub between a leader and its rendezvous that holds some messages back, or drops all of them.
 #pragma once
 
 #include <condition_variable>
@@ -22,7 +22,7 @@ class HubFaults {
     const std::scoped_lock lock(mutex_);
     held_kind_ = kind;
   }
-  // Nor until the leader looks without waiting, as one that closes does.
+  // These messages are also held until the leader reads without waiting, as it does when it closes.
   void hold_until_it_closes(nccl::MessageKind kind) {
     const std::scoped_lock lock(mutex_);
     held_kind_ = kind;
@@ -36,7 +36,7 @@ class HubFaults {
     std::unique_lock lock(mutex_);
     return changed_.wait_until(lock, deadline.at(), [&] { return !held_.empty(); });
   }
-  // Nothing comes in or goes out any more: a leader that has died without a word.
+  // Drops all messages in both directions, as if the leader had died without sending one.
   void fall_silent() {
     const std::scoped_lock lock(mutex_);
     silent_ = true;
@@ -52,8 +52,8 @@ class HubFaults {
     std::vector<hub::HubEvent> passed;
     if (!held_kind_) passed = std::exchange(held_, {});
     for (hub::HubEvent& event : events) {
-      const bool said = event.kind == hub::HubEvent::Kind::kSaid;
-      const bool held = said && held_kind_ && is_held(event.text);
+      const bool message = event.kind == hub::HubEvent::Kind::kMessage;
+      const bool held = message && held_kind_ && is_held(event.text);
       (held ? held_ : passed).push_back(std::move(event));
     }
     changed_.notify_all();

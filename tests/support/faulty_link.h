@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A link that tears in a moment of the test's choosing, on the side of the one who follows.
+// A link that breaks on the follower's side, at a moment that the test chooses.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,12 @@ namespace driftless::testing {
 
 // Set from any thread.
 struct LinkFaults {
-  // Nothing is received until sending has failed, which it does from now on: who follows finds out
-  // by its own words that the link is lost, with what the leader said last still unread.
+  // From now on every send fails, and nothing is received until one has failed. So the follower
+  // learns from its own message that the link is lost, while the leader's last message is still
+  // unread.
   std::atomic<bool> tears = false;
-  std::atomic<bool> deaf = false;  // it listens, and hears nothing from now on
-  std::atomic<bool> torn = false;  // it has spoken since
+  std::atomic<bool> deaf = false;  // it waits, and receives nothing from now on
+  std::atomic<bool> torn = false;  // it has tried to send since
 };
 
 class FaultyLink final : public hub::Link {

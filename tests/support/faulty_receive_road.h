@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ReceiveRoad that passes everything on, and at random does what networks and file systems do:
-// answers late, not yet, not any more, too late, or with other bytes.
+// A ReceiveRoad that passes every call on, and at random fails as networks and file systems do: a
+// reply is late, comes after the deadline or has other bytes, or what it asks for is missing, for a
+// while or for good.
 #pragma once
 
 #include <memory>

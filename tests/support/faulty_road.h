@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A SendRoad that passes everything on, and fails where it is told to.
+// A SendRoad that passes every call on, and fails at the call that a test chooses.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ enum class RoadFault {
   kSealUnknownNot,  // not published, and published() fails as well
 };
 
-// Fails once, at the next call that the fault stands for; then it is whole again.
+// Fails once, at the next call that the fault stands for; after that no call fails.
 class FaultyRoad final : public SendRoad {
  public:
   explicit FaultyRoad(std::unique_ptr<SendRoad> road) : road_(std::move(road)) {}
@@ -35,9 +35,9 @@ class FaultyRoad final : public SendRoad {
   [[nodiscard]] bool armed() const { return fault_ != RoadFault::kNone; }
   // Called at every part.
   void at_create(std::function<void()> call) { at_create_ = std::move(call); }
-  // From now on begin() comes late, as on a host that is busy.
+  // From now on begin() is late, as on a busy host.
   void delay_begin(std::chrono::milliseconds delay) { begin_delay_ = delay; }
-  // Larger versions do not fit. What the publisher said that a version may take.
+  // Refuses versions larger than this. Records the size that the publisher announced.
   void limit(std::uint64_t bytes) { limit_ = bytes; }
   [[nodiscard]] std::uint64_t asked_bytes() const { return asked_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A SendRoad and a part of one that hand every call on: the bases of those that change a few.
+// A SendRoad and a part that pass every call on: base classes for those that change a few calls.
 #pragma once
 
 #include <memory>

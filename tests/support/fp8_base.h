@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in bfloat16, and what the reference makes of them as a base with FP8 blocks.
+// Weights in bfloat16, and the base with FP8 blocks that the reference makes of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline bool has_fp8_blocks(const TestTensor& tensor) {
   return tensor.dtype == DType::kBF16 && tensor.shape.size() == 2;
 }
 
-// Of sizes that leave blocks of 128x128 in part.
+// The sizes leave incomplete blocks of 128x128.
 inline Weights bf16_matrices(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> near(0, 0.02F);
@@ -64,7 +64,8 @@ inline Weights quantized(const Weights& weights, QuantizeRule rule) {
   return made;
 }
 
-// As training changes weights; in some blocks the largest grows, falls, or becomes odd.
+// Changes weights as training does. In some blocks the largest magnitude grows or falls, or a
+// weight becomes an infinity, a NaN, a denormal or -0.
 inline Weights stepped(Weights weights, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   for (auto& [name, tensor] : weights) {
@@ -87,6 +88,28 @@ inline Weights stepped(Weights weights, std::uint64_t seed) {
       if ((weight & 0x7fffU) > 0x3d80U && random() % 3 == 0) weight = 0x3c00;
     }
   }
+  return weights;
+}
+
+// Changes many weights of a matrix of whole blocks so little that codes and scales stay.
+inline Weights changed_below_codes(Weights weights, const std::string& name, QuantizeRule rule) {
+  TestTensor& tensor = weights.at(name);
+  const Weights before{{name, tensor}};
+  TestTensor nudged = tensor;
+  for (std::size_t i = 0; i < nudged.bytes.size() / 2; ++i) {
+    std::uint16_t& weight = bf16_weight(nudged, i);
+    if ((weight & 0x7fffU) < 0x3c00U) weight ^= 1;  // no block's largest
+  }
+  const TestTensor old_codes = quantized(before, rule).at(name);
+  const TestTensor codes = quantized({{name, nudged}}, rule).at(name);
+  for (std::size_t i = 0; i < codes.bytes.size(); ++i) {
+    if (codes.bytes[i] == old_codes.bytes[i]) bf16_weight(tensor, i) = bf16_weight(nudged, i);
+  }
+  EXPECT_NE(tensor.bytes, before.at(name).bytes);
+  const std::string scales = name + "_scale_inv";
+  const Weights made = quantized({{name, tensor}}, rule), old_made = quantized(before, rule);
+  EXPECT_EQ(made.at(name).bytes, old_made.at(name).bytes);
+  EXPECT_EQ(made.at(scales).bytes, old_made.at(scales).bytes);
   return weights;
 }
 

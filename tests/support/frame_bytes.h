@@ -9,7 +9,8 @@
 
 namespace driftless::testing {
 
-// `decode(bytes)` says kCorrupt to every truncation, to a byte more, and to a flip anywhere.
+// Expects kCorrupt from `decode(bytes)` for every truncation, for one extra byte, and for a flipped
+// bit anywhere.
 template <typename Decode>
 void expect_damage_is_corrupt(const Bytes& frame, const Decode& decode) {
   for (std::size_t size = 0; size < frame.size(); ++size) {

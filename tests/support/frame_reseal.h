@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes all hashes of a damaged frame right again (docs/formats/frame.md), so that what lies behind
-// them is tested.
+// Recomputes all hashes of a damaged frame (docs/formats/frame.md), so that a test reaches the
+// checks that come after them.
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ inline XXH128_canonical_t canonical_hash(const void* data, std::size_t size) {
   return hash;
 }
 
-// As far as the sizes that it states fit.
+// Stops where the sizes in the frame do not fit.
 inline void reseal(std::vector<std::byte>& frame) {
   constexpr std::size_t kHeader = 128, kRow = 64, kTrailer = 16;
   if (frame.size() < kHeader) return;

@@ -41,7 +41,7 @@ inline BucketBuilder golden_bucket(const WeightLayout& layout, Encoding encoding
   return builder;
 }
 
-// Of one tensor, at equal distances: what zstd makes smaller.
+// Changes of one tensor at equal distances: zstd compresses these.
 inline BucketBuilder golden_even_bucket(const WeightLayout& layout) {
   BucketBuilder builder(layout, Encoding::kDeltasZstd);
   std::vector<std::uint32_t> offsets;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fabric of threads in one process, in place of CUDA and NCCL: parts lie in host memory,
-// communicators are meetings of threads. It behaves as NCCL does where peers fail: nobody is told,
-// those who wait go on waiting until they give up.
+// A fabric of threads in one process, in place of CUDA and NCCL: parts lie in host memory, and a
+// communicator is a place where threads meet. As with NCCL, nobody is notified if a peer fails: the
+// others wait until they give up.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace driftless::testing {
 
-// What fabrics of one test share.
+// The state that the fabrics of one test share.
 class HostMeetings {
  public:
   struct Round {
@@ -39,9 +39,9 @@ class HostMeetings {
   std::uint64_t last = 0;
 };
 
-// How one process of a test misbehaves. Set from any thread.
+// The faults of one process of a test. Set from any thread.
 struct FabricFaults {
-  std::atomic<bool> stalls = false;    // communicators get nowhere
+  std::atomic<bool> stalls = false;    // communicators make no progress
   std::atomic<bool> corrupts = false;  // the next broadcast arrives with a flipped bit
   std::atomic<bool> full = false;      // no memory
   std::atomic<unsigned> connects = 0;  // counted: communicators made

@@ -20,14 +20,14 @@ class HubPorts {
     held_ = std::move(*held);
   }
   [[nodiscard]] const HubOptions& options() const { return options_; }
-  // The leading trainer's; and that of another process.
+  // The port of the leading trainer, and that of another process.
   [[nodiscard]] const std::shared_ptr<hub::Port>& leader() const { return leader_; }
   [[nodiscard]] std::shared_ptr<hub::Port> other() const { return hub::make_tcp_port(options_); }
   [[nodiscard]] Result<std::unique_ptr<Group>> group(const hub::GroupPlace& place,
                                                      const Deadline& deadline = soon()) const {
     return hub::make_hub_group(place.rank == 0 ? leader_ : other(), place, deadline);
   }
-  // Another process listens: all links to this one are over.
+  // Another process listens at this address: all links to the old one are closed.
   void start_again() {
     held_.reset();
     leader_ = hub::make_tcp_port(options_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which implementations the kernels' contract suite holds to reference/. The suite is built twice:
-// contract/ gives those of the host, gpu/ the GPU's behind the same table of functions.
+// Selects the implementations that the kernels' contract suite compares with reference/. The suite
+// is built twice, with one table of functions: contract/ fills it with the host's kernels, gpu/
+// with the GPU's.
 #pragma once
 
 #include <vector>

@@ -51,7 +51,7 @@ struct LiveWay {
 
 class LivePublishing : public ::testing::TestWithParam<LiveWay> {
  protected:
-  // `blocks`: every rank offers blocks of tensors; else whole ones.
+  // With `blocks` every rank offers blocks of tensors, otherwise whole tensors.
   explicit LivePublishing(bool blocks) {
     options_.keep_snapshot = false;
     options_.encoding = GetParam().encoding;

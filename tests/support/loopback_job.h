@@ -31,7 +31,7 @@ inline PublisherOptions quick_options() {
 // A trainer of some ranks over a hub, each rank on a thread of its own while it publishes.
 class Trainer {
  public:
-  // `devices`: of each rank, null or left out: none.
+  // `devices`: one for each rank; null or left out: none.
   Trainer(LoopbackHub& hub, unsigned ranks, const PublisherOptions& options, const Weights& base,
           const std::vector<std::shared_ptr<PublisherDevice>>& devices = {})
       : mail_({}, ranks) {
@@ -48,16 +48,17 @@ class Trainer {
     }
     statuses_ = each([&](unsigned rank) -> Status {
       MemorySource source = offer(base, rank);
-      PublisherOptions own = options;
-      if (rank < devices.size()) own.device = devices[rank];
-      auto opened = Publisher::open(own, *groups_[rank], *roads_[rank], histories_[rank].get(),
-                                    source, live_.empty() ? nullptr : &live_[rank]);
+      PublisherOptions job_options = options;
+      if (rank < devices.size()) job_options.device = devices[rank];
+      auto opened =
+          Publisher::open(job_options, *groups_[rank], *roads_[rank], histories_[rank].get(),
+                          source, live_.empty() ? nullptr : &live_[rank]);
       if (opened.ok()) publishers_[rank] = std::move(*opened);
       return opened.status();
     });
   }
 
-  // Of every rank.
+  // Publishes on every rank.
   std::vector<Status> publish(const Weights& weights) {
     reports_.assign(publishers_.size(), {});
     return each([&](unsigned rank) -> Status {
@@ -82,14 +83,14 @@ class Trainer {
     }
     return captured;
   }
-  // Of all ranks; capture() does not see the tensor `unseen`.
+  // A step on all ranks; capture() is not called for the tensor `unseen`.
   void step(const Weights& weights, const std::string& unseen = "nothing") {
     for (unsigned rank = 0; rank < live_.size(); ++rank) {
       MemorySource after = offer(weights, rank);
       EXPECT_TRUE(step(rank, after, unseen).ok());
     }
   }
-  // A version of what was captured, of every rank.
+  // Publishes, on every rank, the changes that were captured.
   std::vector<Status> publish_live() {
     reports_.assign(publishers_.size(), {});
     return each([&](unsigned rank) -> Status {
@@ -115,13 +116,13 @@ class Trainer {
     if (shared_ && rank > 0) source.add("model.embed.weight", weights.at("model.embed.weight"));
     return source;
   }
-  // Without a snapshot: what trainers hold when they are opened, unless it is the base; and tensors
-  // that nobody captures.
+  // Without a snapshot: the weights that trainers hold when they are opened, if not the base; and
+  // tensors that are never captured.
   static void hold_at_first(std::optional<Weights> weights) { live_weights_ = std::move(weights); }
   static void watch(std::vector<std::string> names) { watched_ = std::move(names); }
   [[nodiscard]] MemorySource& live(unsigned rank) { return live_[rank]; }
   static void share_embedding(bool shared) { shared_ = shared; }
-  // What every rank offers instead; null: every so many tensors.
+  // The offer of each rank. Null: every n-th tensor.
   using Offers = std::function<MemorySource(const Weights&, unsigned rank)>;
   static void offer_as(Offers offers) { offers_ = std::move(offers); }
 
@@ -135,7 +136,7 @@ class Trainer {
   static inline std::optional<Weights> live_weights_;
   static inline std::vector<std::string> watched_;
   static inline Offers offers_;
-  LoopbackHub mail_;  // for the groups alone: they are a new job's, the road is not
+  LoopbackHub mail_;  // only for the groups, which are a new job's; the road is not
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<FaultyRoad>> roads_;
   std::vector<std::unique_ptr<ReceiveRoad>> histories_;
@@ -172,7 +173,7 @@ class Rollout {
     if (opened.ok()) receiver_ = std::move(*opened);
   }
 
-  // Follows to the newest version there is.
+  // Follows to the newest version on the road.
   Status follow() {
     for (;;) {
       auto staged = receiver_->stage(Deadline::after(std::chrono::milliseconds(20)));
@@ -185,19 +186,19 @@ class Rollout {
     }
   }
 
-  // What the run says of each tensor is so.
+  // Checks that the run's digest of each tensor is that of its weights.
   void check_digests() const {
-    const std::vector<Digest>& said = receiver_->tensor_digests();
+    const std::vector<Digest>& digests = receiver_->tensor_digests();
     const WeightLayout& layout = receiver_->layout();
-    ASSERT_EQ(said.size(), layout.size()) << "version " << state().id.version;
+    ASSERT_EQ(digests.size(), layout.size()) << "version " << state().id.version;
     Digest sum;
     std::size_t index = 0;
     for (const TensorSpec& tensor : layout.tensors()) {
       const std::span<const std::byte> bytes =
           owned_ != nullptr ? owned_->tensor(index) : std::span(held_.at(tensor.name).bytes);
-      EXPECT_EQ(said[index], host_kernels().digest(digest_tensor_key(tensor.name), 0, bytes))
+      EXPECT_EQ(digests[index], host_kernels().digest(digest_tensor_key(tensor.name), 0, bytes))
           << tensor.name << " at version " << state().id.version;
-      sum += said[index++];
+      sum += digests[index++];
     }
     EXPECT_EQ(sum, state().digest) << "version " << state().id.version;
   }
@@ -216,7 +217,7 @@ class Rollout {
     }
     return true;
   }
-  // Of a rollout with a base.
+  // A tensor of a rollout that started with a base.
   [[nodiscard]] std::span<const std::byte> held(const std::string& name) const {
     return held_.at(name).bytes;
   }

@@ -13,10 +13,10 @@
 
 namespace driftless {
 
-// The ranks' letter boxes. Every call may come from any thread.
+// The ranks' mailboxes. Any thread may call any function.
 class LoopbackMail {
  public:
-  // When within an epoch: the n-th call of gather() or broadcast(), counted alike on all ranks.
+  // A moment in an epoch: the n-th call of gather() or broadcast(). All ranks count alike.
   struct Moment {
     std::uint64_t epoch = 0;
     std::uint64_t call = 0;
@@ -26,7 +26,7 @@ class LoopbackMail {
   explicit LoopbackMail(unsigned ranks) : boxes_(ranks) {}
   [[nodiscard]] unsigned ranks() const { return static_cast<unsigned>(boxes_.size()); }
 
-  // Drops what is older. What was sent ahead of it stays.
+  // Drops older messages. Messages that were sent ahead for this epoch stay.
   void begin_epoch(unsigned rank, std::uint64_t epoch) {
     const std::scoped_lock lock(mutex_);
     Box& box = boxes_[rank];
@@ -42,7 +42,7 @@ class LoopbackMail {
     arrived_.notify_all();
   }
 
-  // The letters of ranks `first` to `last` for this moment, in their order.
+  // The messages of ranks `first` to `last` for this moment, in rank order.
   [[nodiscard]] Result<std::vector<std::string>> take(unsigned rank, unsigned first, unsigned last,
                                                       const Moment& when, std::string_view what,
                                                       const Deadline& deadline) {
@@ -80,21 +80,21 @@ class LoopbackMail {
   std::vector<Box> boxes_;
 };
 
-// What the two sides of the road share: the publications, the announcement and what the receivers
-// said. Used with the mutex held.
+// The state that both sides of the road share: publications, announcement, and the receivers'
+// reports. Used with the mutex held.
 struct LoopbackMedium {
   LoopbackMedium(const LoopbackOptions& given, unsigned publishers)
       : options(given),
         ranks(publishers),
         ring("loopback", given.ring_bytes, given.ring_versions) {}
 
-  // Begun by the leader. The number of the attempt tells a late word about an earlier one.
+  // The leader begins it. A message with an earlier attempt number is late, and is ignored.
   struct Pending {
     PublicationId id;
     std::uint64_t attempt = 0;
     std::map<unsigned, std::uint64_t> bytes;  // of the ranks that have flushed
   };
-  struct Heard {
+  struct TimedReport {
     ReceiverReport report;
     Deadline::Clock::time_point at;
   };
@@ -108,7 +108,7 @@ struct LoopbackMedium {
   HeldPublications held{"loopback"};
   std::optional<Pending> pending;
   std::uint64_t attempts = 0;
-  std::map<std::string, Heard> heard;
+  std::map<std::string, TimedReport> timed_reports;
   std::set<std::string> left;  // ids of those that signed off
 };
 
@@ -140,9 +140,9 @@ class LoopbackGroup final : public Group {
   Result<std::string> broadcast(std::string_view message, const Deadline& deadline) override {
     const LoopbackMail::Moment when = next();
     if (rank_ != 0) {
-      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> heard,
+      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> received,
                                  mail_->take(rank_, 0, 0, when, "broadcast", deadline));
-      return std::move(heard.front());
+      return std::move(received.front());
     }
     for (unsigned to = 1; to < size(); ++to) mail_->send(0, to, when, message);
     return std::string(message);
@@ -202,7 +202,7 @@ class LoopbackSender final : public SendRoad {
     }
     pending->bytes.erase(rank_);
     attempt_ = pending->attempt;
-    // Anchors are beside the ring.
+    // Anchors are not counted against the ring.
     room_ = make_byte_budget(
         is_version(id) ? medium_->options.ring_bytes : std::numeric_limits<std::uint64_t>::max(),
         "ring_bytes");
@@ -275,16 +275,16 @@ class LoopbackSender final : public SendRoad {
     return medium_->ring.manifest(id);
   }
 
-  // What it does not list is gone with its processes.
+  // Versions that are not listed are gone together with all processes that saw them.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override {
     const std::scoped_lock lock(medium_->mutex);
     const auto now = Deadline::Clock::now();
-    std::erase_if(medium_->heard, [&](const auto& entry) {
+    std::erase_if(medium_->timed_reports, [&](const auto& entry) {
       return now - entry.second.at > medium_->options.patience;
     });
     std::vector<ReceiverReport> reports;
-    for (const auto& [id, heard] : medium_->heard) reports.push_back(heard.report);
+    for (const auto& [id, timed] : medium_->timed_reports) reports.push_back(timed.report);
     return reports;
   }
   [[nodiscard]] std::vector<std::string> left() const override {
@@ -299,7 +299,8 @@ class LoopbackSender final : public SendRoad {
                  " without a begin()");
   }
 
-  // With the mutex held: whether the leader's publication is the one that was begun here.
+  // Whether the leader's publication is still the one that this rank has begun. Used with the mutex
+  // held.
   [[nodiscard]] bool is_pending() const {
     return attempt_ && medium_->pending && medium_->pending->attempt == *attempt_;
   }
@@ -371,7 +372,7 @@ class LoopbackReceiver final : public ReceiveRoad {
   Status report(const ReceiverReport& report, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
     const std::scoped_lock lock(medium_->mutex);
-    medium_->heard[report.id] = {report, Deadline::Clock::now()};
+    medium_->timed_reports[report.id] = {report, Deadline::Clock::now()};
     medium_->left.erase(report.id);
     id_ = report.id;
     return {};
@@ -379,7 +380,7 @@ class LoopbackReceiver final : public ReceiveRoad {
 
   Status leave(const Deadline&) override {
     const std::scoped_lock lock(medium_->mutex);
-    if (medium_->heard.erase(id_) > 0) medium_->left.insert(id_);
+    if (medium_->timed_reports.erase(id_) > 0) medium_->left.insert(id_);
     id_.clear();
     return {};
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // loopback: a road inside one process. Publisher ranks and receivers are threads that share a hub.
-// The reference for what a road must do, and the road of tests and measurements.
+// It is the reference for the contract of roads, and is used by tests and measurements.
 //
-// Parts are bytes in memory; a receiver gets the very bytes that were written, and keeps them
-// alive. The newest anchor is held beside the ring of versions. If the ring is full, the oldest
-// versions go.
+// Parts are bytes in memory. A receiver gets the same memory that was written, and keeps it alive.
+// The newest anchor is held beside the ring of versions. If the ring is full, the oldest versions
+// are dropped.
 #pragma once
 
 #include "collectives/group.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds when the leader of the nccl road closes, or dies, before its receivers leave: over
+// The contract of a leader of the nccl road that closes, or dies, before its receivers leave, over
 // every rendezvous. The tests are in nccl/farewell_test.cpp.
 #pragma once
 

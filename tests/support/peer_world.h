@@ -33,7 +33,7 @@ class PeerWorld final : public RoadWorld {
       senders_.push_back(std::move(*sender));
     }
   }
-  // The leader last: the others end once it has closed.
+  // Destroys the leader last: the other ranks end only after it has closed.
   ~PeerWorld() override {
     roads_[0]->board.reset();
     senders_.front().reset();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostFabric between processes: a communicator is a directory, a broadcast a file in it. As with
-// NCCL nobody is told of a peer that dies or stops: those who wait go on waiting.
+// HostFabric between processes: a communicator is a directory, and a broadcast is a file in it. As
+// with NCCL, nobody is notified if a peer dies or stops: the others wait on.
 #pragma once
 
 #include <unistd.h>
@@ -75,7 +75,7 @@ class ProcessCommunicator final : public nccl::Communicator {
   std::vector<nccl::Block> pieces_;
 };
 
-// Of its faults it knows `stalls`: the next broadcast fails.
+// Of the faults it supports only `stalls`: the next broadcast fails.
 class ProcessFabric final : public HostFabric {
  public:
   ProcessFabric(std::string directory, std::shared_ptr<FabricFaults> faults)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run made by hand: weights step by step, each as a publication in any layout and encoding, over
-// a loopback road or straight into a target. Tests change a publication before they send it.
+// A run made by hand: weights step by step, each as a publication in any layout and encoding. A
+// test may change a publication before it sends it over a loopback road or straight into a target.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ class PublishedRun {
     weights.push_back(std::move(base));
   }
 
-  // The step from weights[version - 1] to weights[version], which is made where it is missing.
+  // The step from weights[version - 1] to weights[version]; makes the latter if they are missing.
   Publication step(std::uint64_t version, DirectoryLayout kind = DirectoryLayout::kFrames,
                    Encoding encoding = Encoding::kDeltas) {
     while (weights.size() <= version) {
@@ -155,7 +155,7 @@ class PublishedRun {
     ++at.index;
   }
 
-  // Small buckets: tensors are cut between frames.
+  // Buckets are so small that tensors are divided between frames.
   void add_frames(Publication& made, std::uint64_t base, Encoding encoding) {
     FrameContext at = context(made.id, base, encoding);
     BucketBuilder builder(layout, encoding);
@@ -189,7 +189,8 @@ class PublishedRun {
     if (!builder.empty()) add_frame(made, at, builder.view());
   }
 
-  // A frame per tensor. Of a matrix, if it can be, in blocks: some of its columns, and the others.
+  // One frame per tensor. A matrix is written in two blocks if possible: some of its columns, and
+  // the others.
   void add_compact_frames(Publication& made, std::uint64_t base) {
     FrameContext at = context(made.id, base, Encoding::kCompact);
     for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
@@ -257,7 +258,7 @@ class PublishedRun {
     return changed;
   }
 
-  // A frame per tensor, and a tensor that is cut.
+  // One frame per tensor; one tensor is divided into blocks.
   void add_full_frames(Publication& made, std::uint64_t base) {
     FrameContext at = context(made.id, base, Encoding::kFull);
     for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {

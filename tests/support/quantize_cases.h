@@ -45,7 +45,7 @@ inline Quantized reference(QuantizeRule rule, const std::vector<std::uint16_t>& 
   return reference(rule, weights, weights.size());
 }
 
-// Like weights; some are of any bits: NaNs, infinities, denormals.
+// Values like weights; some have arbitrary bits: NaNs, infinities, denormals.
 inline std::vector<std::uint16_t> random_weights(Random& random, std::size_t count, bool odd) {
   std::normal_distribution<float> near(0, 0.02F);
   std::vector<std::uint16_t> weights(count);

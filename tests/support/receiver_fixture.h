@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver that follows a run over a loopback road whose answers a test decides.
+// A receiver that follows a run over a loopback road. A test chooses the road's replies.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace driftless::testing {
 
-// Passes calls on, and answers the next ones as told.
+// Passes calls on; the next ones fail as the test chose.
 class ScriptedRoad final : public ForwardingReceiveRoad {
  public:
   explicit ScriptedRoad(std::unique_ptr<ReceiveRoad> road)
@@ -29,14 +29,14 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     ++manifests;
-    if (Status told = next(manifest_failures); !told.ok()) return told;
+    if (Status failure = next(manifest_failures); !failure.ok()) return failure;
     return road_->fetch_manifest(id, deadline);
   }
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
     ++parts;
     if (auto act = std::exchange(once_part, nullptr)) act();
-    if (Status told = next(part_failures); !told.ok()) return told;
+    if (Status failure = next(part_failures); !failure.ok()) return failure;
     auto fetched = road_->fetch_part(id, part, deadline);
     if (!fetched.ok() || damaged_parts == 0) return fetched;
     --damaged_parts;
@@ -47,7 +47,7 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
                                                const Deadline& deadline) override {
     ++parts;
     if (auto act = std::exchange(once_part, nullptr)) act();
-    if (Status told = next(part_failures); !told.ok()) return told;
+    if (Status failure = next(part_failures); !failure.ok()) return failure;
     auto fetched = road_->fetch_ranges(id, part, ranges, deadline);
     if (!fetched.ok() || fetched->empty() || damaged_parts == 0) return fetched;
     --damaged_parts;
@@ -56,15 +56,15 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    if (Status told = next(report_failures); !told.ok()) return told;
+    if (Status failure = next(report_failures); !failure.ok()) return failure;
     return road_->report(report, deadline);
   }
 
  private:
-  static Status next(std::deque<Status>& told) {
-    if (told.empty()) return {};
-    Status status = told.front();
-    told.pop_front();
+  static Status next(std::deque<Status>& failures) {
+    if (failures.empty()) return {};
+    Status status = failures.front();
+    failures.pop_front();
     return status;
   }
 };
@@ -78,8 +78,8 @@ class ReceiverTest : public ::testing::Test {
   }
 
   void announce() {
-    const Status told = sender_->announce(run_info_to_json(run_.info()), soon());
-    ASSERT_TRUE(told.ok()) << told.to_string();
+    const Status failure = sender_->announce(run_info_to_json(run_.info()), soon());
+    ASSERT_TRUE(failure.ok()) << failure.to_string();
   }
   void publish(std::uint64_t from, std::uint64_t to) {
     for (std::uint64_t version = from; version <= to; ++version) send(*sender_, run_.step(version));

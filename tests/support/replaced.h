@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A text with one piece of it exchanged, for tests of what a parser refuses.
+// Replaces one piece of a text, for tests of the inputs that a parser refuses.
 #pragma once
 
 #include <gtest/gtest.h>

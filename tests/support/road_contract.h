@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads (collectives/road.h, collectives/group.h): the same tests for every
-// road that can be had inside one process. tests/contract/*_contract_test.cpp hold the tests.
+// road that can run inside one process. tests/contract/*_contract_test.cpp have the tests.
 //
 // A road joins by a RoadWorld of its own and, in any source file of the binary `contract`
 // (road_worlds_test.cpp shows two):
@@ -51,7 +51,7 @@ class RoadWorld {
   [[nodiscard]] virtual std::unique_ptr<ReceiveRoad> receiver() = 0;
 };
 
-// What the tests must know of a road.
+// The properties of a road that the tests depend on.
 struct RoadCase {
   std::string name;
   std::function<std::unique_ptr<RoadWorld>(const WorldOptions&)> make;  // null: too many ranks
@@ -114,7 +114,7 @@ inline Status write_part(SendRoad& road, const TestPart& part, std::size_t piece
   return file->sync();
 }
 
-// Runs `call` on every rank at once, since a road's call may be a meeting of all.
+// Runs `call` on every rank at the same time, since a call of a road may synchronize all ranks.
 inline Status on_all_ranks(RoadWorld& world, const std::function<Status(unsigned)>& call) {
   std::vector<Status> statuses(world.ranks());
   std::vector<std::thread> threads;
@@ -138,7 +138,7 @@ inline Status abort_all(RoadWorld& world) {
   return on_all_ranks(world, [&](unsigned rank) { return world.sender(rank).abort(); });
 }
 
-// Everything before the seal. The receipts of all ranks.
+// Does everything up to the seal. Returns the receipts of all ranks.
 inline Result<std::vector<PartReceipt>> write_all(RoadWorld& world, const PublicationId& id,
                                                   const RankParts& parts) {
   DRIFTLESS_RETURN_IF_ERROR(begin_all(world, id));
@@ -168,7 +168,7 @@ inline Result<std::vector<PartReceipt>> publish(RoadWorld& world, const Publicat
   return receipts;
 }
 
-// That a receiver gets manifest and parts of a publication exactly as they were written.
+// Expects that a receiver gets manifest and parts of a publication exactly as they were written.
 inline void expect_fetched(ReceiveRoad& road, const PublicationId& id, const RankParts& parts,
                            const std::vector<PartReceipt>& receipts) {
   const auto manifest = road.fetch_manifest(id, soon());
@@ -193,17 +193,18 @@ inline void expect_fetched(ReceiveRoad& road, const PublicationId& id, const Ran
 
 class RoadContractTest : public ::testing::TestWithParam<RoadCase> {
  protected:
-  // Null, and the test skipped, where the world cannot have so many ranks.
+  // Null, with the test skipped, if the world cannot have so many ranks.
   std::unique_ptr<RoadWorld> make(const WorldOptions& options = {}) {
     return GetParam().make(options);
   }
 };
 
-// The group's part of the contract, for worlds that bring one of their own. Ranks of all worlds
+// The group's part of the contract, for worlds that have a group of their own. All of these worlds
+// support at least 4 ranks.
 // instantiated with it: at least 4.
 class GroupContractTest : public RoadContractTest {};
 
-// The world, or a skip where it cannot have as many ranks.
+// The world; skips the test if the world cannot have so many ranks.
 #define MAKE_WORLD(world, ...)                                                 \
   const auto world##_owned = make(__VA_ARGS__);                                \
   if (world##_owned == nullptr) {                                              \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// safetensors files put together by hand, right or wrong, to hold readers against.
+// safetensors files that are assembled by hand, valid or not, for tests of readers.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ inline std::string object(std::initializer_list<std::string> members) {
   return text + "}";
 }
 
-// The file with this header, whatever it says, and data "abc..xyzabc..".
+// A file with this header, valid or not, and data "abc..xyzabc..".
 inline std::string file_of(std::string_view header, std::uint64_t data_bytes) {
   std::string file(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) file[i] = static_cast<char>(header.size() >> (8 * i));

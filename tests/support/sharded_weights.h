@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a made-up engine, each with a share of a policy's weights, by a random plan: rows and
-// columns, replicas on several ranks, tied copies within one, transposed, spread out and widened.
+// Ranks of a made-up engine, each with a share of a policy's weights by a random plan: rows and
+// columns, replicas on several ranks, tied copies within one rank, and parameters that are
+// transposed, strided or widened.
 #pragma once
 
 #include <cstring>
@@ -14,7 +15,7 @@
 
 namespace driftless::testing {
 
-// Of float16 a signalling NaN becomes quiet when it is widened: there is none here.
+// Makes signalling NaNs of float16 quiet, because widening would change them.
 inline Weights quiet(Weights weights) {
   for (auto& [name, tensor] : weights) {
     for (std::size_t at = 0; tensor.dtype == DType::kF16 && at < tensor.bytes.size(); at += 2) {
@@ -100,7 +101,8 @@ class RankWeights {
     target_ = std::move(*made);
   }
 
-  // Flips a bit of one unit that a map, or a map of this tensor, has; the parameter's name.
+  // Flips a bit of one unit that any map, or any map of this tensor, has. Returns the parameter's
+  // name.
   std::string flip(std::mt19937_64& random, std::optional<std::uint32_t> tensor = {}) {
     std::vector<WeightMap> maps = maps_;
     if (tensor) std::erase_if(maps, [&](const WeightMap& each) { return each.tensor != *tensor; });
@@ -173,7 +175,7 @@ class ShardedWeights {
   }
 
  private:
-  // Into parts by rows or columns, each for one or more ranks, which cut it further.
+  // Divides a tensor by rows or columns, each part for one or more ranks, which divide it further.
   void cut(std::uint32_t tensor, std::mt19937_64& random) {
     const std::uint64_t rows = layout_[tensor].shape[0], columns = layout_[tensor].shape[1];
     const bool by_rows = random() % 2 == 0;

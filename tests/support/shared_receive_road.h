@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ReceiveRoad that stands for one which goes on after it: for roads whose receivers must have
-// been there before what they fetch was published.
+// A ReceiveRoad that refers to another one, which outlives it: for roads whose receivers must have
+// joined before the versions that they fetch were published.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file system on real files of which one call takes long, as on a server that is away for a
-// while, or before one call of which something happens. Every call is numbered from 0. May be used
-// by several threads.
+// A file system on real files in which one call takes long, as on a server that is unreachable for
+// a while, or in which an action of the test runs before one call. Every call is numbered from 0.
+// Several threads may use it.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class StallingFileSystem : public FileSystem {
   void plan(std::uint64_t at_call, std::chrono::milliseconds stall) {
     plan(at_call, [stall] { std::this_thread::sleep_for(stall); });
   }
-  // `before` happens before call number `at_call` from now on.
+  // Runs `before` before call number `at_call` from now on.
   void plan(std::uint64_t at_call, std::function<void()> before) {
     calls_ = 0;
     before_ = std::move(before);

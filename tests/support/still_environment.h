@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An Environment whose clock moves by sleeping only, without threads. Keeps what is said.
+// An Environment whose clock only moves when somebody sleeps. It has no threads, and keeps the
+// lines that are logged.
 #pragma once
 
 #include <string>
@@ -15,9 +16,9 @@ class StillEnvironment final : public Environment {
   void sleep_until(TimePoint when) override { now_ = std::max(now_, when); }
   [[nodiscard]] bool has_threads() const override { return false; }
   Hash128 random() override { return {1, ++randoms_}; }
-  void say(std::string_view line) override { said.emplace_back(line); }
+  void log(std::string_view line) override { lines.emplace_back(line); }
 
-  std::vector<std::string> said;
+  std::vector<std::string> lines;
 
  private:
   TimePoint now_{std::chrono::hours(1)};

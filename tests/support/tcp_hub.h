@@ -19,7 +19,8 @@ inline std::string write_token(const std::string& path, const std::string& secre
   return path;
 }
 
-// Connectors go where the hub was bound: the hub is made first. Another hub takes the same port.
+// The hub must be made first, because connectors use the port that it was bound to. Another hub
+// then takes the same port.
 inline HostRendezvous tcp_rendezvous(const std::string& token_file) {
   const auto bound = std::make_shared<std::string>();
   const HubOptions options{.address = "127.0.0.1:0", .token_file = token_file};

@@ -24,7 +24,7 @@ struct ToyMedium {
   std::optional<std::string> run_info;
   std::map<PublicationId, ToyPublication> published;
   std::map<std::string, ReceiverReport> receivers;
-  std::optional<std::string> end;  // the trainer's last word
+  std::optional<std::string> end;  // the trainer's end-of-run note
 };
 
 class ToyPart final : public File {

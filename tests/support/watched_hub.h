@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hub and a link that pass on every message, and call a test before one is sent and after one was
-// received: the test may end or stop the process there.
+// A hub and a link that pass on every message, and call the test before a message is sent and after
+// one was received: the test may end or stop the process there.
 #pragma once
 
 #include <functional>
@@ -45,7 +45,7 @@ class WatchedHub final : public hub::Hub {
   std::vector<hub::HubEvent> poll(const Deadline& deadline) override {
     std::vector<hub::HubEvent> events = hub_->poll(deadline);
     for (const hub::HubEvent& event : events) {
-      if (event.kind == hub::HubEvent::Kind::kSaid) watch_.received(event.text);
+      if (event.kind == hub::HubEvent::Kind::kMessage) watch_.received(event.text);
     }
     return events;
   }

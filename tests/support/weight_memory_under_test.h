@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the contract suites of targets keep weights. They are built twice: contract/ gives the
-// host's memory, gpu/ a GPU's.
+// The memory in which the contract suites of targets keep weights. The suites are built twice:
+// contract/ provides host memory, gpu/ a GPU's.
 #pragma once
 
 #include <cstddef>

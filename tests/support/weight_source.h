@@ -20,7 +20,7 @@ using PlaceBytes = std::function<std::shared_ptr<std::byte>(std::span<const std:
 
 class MemorySource final : public WeightSource {
  public:
-  // Two of three tensors are offered there.
+  // Offers two of three tensors from that memory.
   void lie_on_device(PlaceBytes place) { place_ = std::move(place); }
   // Offers its own memory, at the same places on every visit, as a trainer has its weights.
   void stay() { stays_ = true; }
@@ -46,7 +46,7 @@ class MemorySource final : public WeightSource {
     tensors_.push_back(*TensorSpec::make(name, tensor.dtype, tensor.shape));
     boxes_.push_back(box);
     const auto place = place_of(tensors_.back(), box);
-    if (!place.ok()) {  // for who refuses it
+    if (!place.ok()) {  // the publisher refuses it
       bytes_.push_back(tensor.bytes);
       return;
     }
@@ -63,7 +63,7 @@ class MemorySource final : public WeightSource {
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
     for (std::size_t at = 0; at < tensors_.size(); at += batch_) {
-      // The memory of a batch is its own, and goes with it.
+      // A batch owns its memory, which is freed with it.
       std::vector<std::vector<std::byte>> held;
       std::vector<std::shared_ptr<std::byte>> placed;
       std::vector<OfferedTensor> offered;
@@ -99,9 +99,9 @@ class MemorySource final : public WeightSource {
   return box;
 }
 
-// Matrices, of which rank r of n has rows or columns; rank 0 has the rest. With several pieces a
-// rank has every n-th range of rows, or of columns; and of the first matrix the upper half is cut
-// by rows, the lower one by columns.
+// Matrices, of which rank r of n has rows or columns; rank 0 has the other tensors. With several
+// pieces a rank has every n-th range of rows, or of columns. The first matrix is cut by rows in its
+// upper half, and by columns in its lower half.
 [[nodiscard]] inline MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks,
                                             unsigned pieces = 1) {
   MemorySource source({}, 2);

@@ -48,7 +48,7 @@ inline Weights random_weights(std::uint64_t seed, std::uint64_t rows = 64) {
   return weights;
 }
 
-// Gives about `share` of the bytes other bits; tensors whose name holds `keep` stay as they are.
+// Changes the bits of about `share` of the bytes, except in tensors whose name contains `keep`.
 inline Weights changed_weights(Weights weights, std::uint64_t seed, double share,
                                const std::string& keep = "model.norm") {
   std::mt19937_64 random(seed);
@@ -63,7 +63,7 @@ inline Weights changed_weights(Weights weights, std::uint64_t seed, double share
   return weights;
 }
 
-// Every sixteenth bf16 or so goes one up, within its exponent: as optimizers change weights.
+// Raises about every sixteenth bfloat16 by one ULP, within its exponent, as optimizers do.
 inline Weights stepped_weights(Weights weights, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   for (auto& [name, tensor] : weights) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in a memory under test, contiguous or spread over parameters as an engine keeps them, and
-// what must be there, worked out the obvious way.
+// Weights in a memory under test, contiguous or spread over parameters as an engine keeps them. The
+// expected content is computed in the obvious way.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,8 @@
 
 namespace driftless::testing {
 
-// kSpread: every tensor strided, or cut in two; and bfloat16 ones again as float32.
+// kSpread: every tensor is strided or divided in two, and bfloat16 tensors have a second copy as
+// float32.
 enum class Shape : unsigned char { kContiguous, kSpread };
 
 class WeightsInMemory {
@@ -45,7 +46,7 @@ class WeightsInMemory {
   void load(const Weights& weights) {
     for (const auto& [data, bytes] : expected(weights)) memory_->write(data, bytes);
   }
-  // Bit for bit, and nothing around them was written.
+  // Compares bit for bit; also expects that nothing around the weights was written.
   [[nodiscard]] bool holds(const Weights& weights) const {
     for (const auto& [data, bytes] : expected(weights)) {
       if (memory_->read(data, bytes.size()) != bytes) return false;
@@ -54,12 +55,12 @@ class WeightsInMemory {
   }
   [[nodiscard]] std::size_t maps() const { return maps_.size(); }
   [[nodiscard]] std::uint32_t tensor_of(std::size_t map) const { return maps_[map].tensor; }
-  // Changes a bit of a tensor's unit, as one map has it; false if it has not.
+  // Flips a bit of a tensor's unit in one map; false if the map does not have the unit.
   bool flip(std::size_t map, std::uint64_t unit) const {
-    const WeightMap& own = maps_[map];
-    const std::uint64_t at = own.map.target_of(unit);
+    const WeightMap& weight_map = maps_[map];
+    const std::uint64_t at = weight_map.map.target_of(unit);
     if (at == StridedMap::kOutside) return false;
-    std::byte* const place = own.data + at * own.unit_bytes;
+    std::byte* const place = weight_map.data + at * weight_map.unit_bytes;
     const std::byte value = memory_->read(place, 1).front() ^ std::byte{0x40};
     memory_->write(place, std::span(&value, 1));
     return true;
@@ -84,7 +85,7 @@ class WeightsInMemory {
   }
 
  private:
-  // Units [first, first + count) of the tensor to offset, offset + stride, ... of a parameter.
+  // Maps units [first, first + count) of the tensor to offset, offset + stride, ... of a parameter.
   void add(std::uint32_t tensor, std::uint64_t first, std::uint64_t count, std::uint64_t offset,
            std::uint64_t stride, ValueCast cast = ValueCast::kNone) {
     const std::uint64_t room = offset + count * stride + 3;
@@ -103,7 +104,7 @@ class WeightsInMemory {
     maps_.push_back(made);
   }
 
-  // What each parameter holds.
+  // The expected content of each parameter.
   [[nodiscard]] std::map<std::byte*, std::vector<std::byte>> expected(
       const Weights& weights) const {
     std::map<std::byte*, std::vector<std::byte>> all;

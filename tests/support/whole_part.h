@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All bytes of a part by way of a PartReader, which knows ranges only.
+// Reads all bytes of a part through a PartReader, which reads ranges.
 #pragma once
 
 #include <utility>

@@ -16,8 +16,9 @@ using bench::BenchData;
 using bench::HostTimes;
 using bench::RivalTimes;
 
-// Two sides here, two on their way to the Python process, two in it, and the working memory of
-// both.
+// Memory that is used, as a multiple of the size of one side (the old or the new weights): two
+// sides in this process, two in the file that passes them to Python, two in the Python process, and
+// three for the work of both processes.
 constexpr std::uint64_t kMemoryPerSideByte = 9;
 
 // Memory available without displacing other data; 0 if the system does not report it.
@@ -76,14 +77,14 @@ class ReportMaker {
     report_.figures.push_back(std::move(figure));
   }
 
-  // Adds the limit against numpy: the ratio of a comparison that costs nothing, because both must
-  // read the memory.
+  // Adds the upper limit of the ratios to numpy: that of only reading the memory, which every
+  // comparison must do.
   void add_ceiling(const Result<RivalTimes>& rival) {
     if (!rival.ok()) return;
     for (const bench::Timing& timing : rival->timings) {
       if (timing.name != "indices") continue;
       add("read_vs_numpy", timing.seconds / host_.seconds("read"), "ratio",
-          "merely reading both sides against numpy's indices: the most that indices can reach");
+          "only reading both sides, against numpy's indices: the upper limit of indices_vs_numpy");
     }
   }
 

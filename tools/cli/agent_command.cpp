@@ -15,7 +15,7 @@ class AgentLog {
   AgentLog(bool json, bool verbose, std::string id, unsigned rank)
       : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
 
-  static void tell(const Status& status) {
+  static void log(const Status& status) {
     if (!status.ok()) process_log().warning(status.to_string());
   }
 
@@ -86,7 +86,7 @@ Result<int> follow(const Common& common, const AgentArguments& arguments, const 
   options.stopped = [] { return StopSignals::received() != 0; };
   options.delivered = [&log](const VersionRecord& record) { log.delivered(record); };
   options.updated = [&log](const EngineRecord& record) { log.updated(record); };
-  options.failed = [&log](const Status& status) { log.tell(status); };
+  options.failed = [&log](const Status& status) { log.log(status); };
   Agent agent(config, process, std::move(options));
   if (const Status opened = agent.open(); !opened.ok()) {
     const int signal = StopSignals::received();
@@ -104,8 +104,9 @@ Result<int> follow(const Common& common, const AgentArguments& arguments, const 
   DRIFTLESS_RETURN_IF_ERROR(end.digests);
   if (stopped) return 128 + StopSignals::received();
   if (end.all_have_it) return int{kExitOk};
-  report_line(error(StatusCode::kIncomplete, "not everybody on this host ended at version ",
-                    end.version, end.behind));
+  report_line(error(StatusCode::kIncomplete,
+                    "not every worker and engine on this host ended at version ", end.version,
+                    end.lagging));
   return int{kExitDifferent};
 }
 

@@ -124,9 +124,10 @@ void add_verify_engine(CLI::App& command, CLI::Option* checkpoint, Arguments& al
   VerifyEngineArguments& options = all.verify_engine;
   CLI::Option* engine =
       command
-          .add_option("--engine", options.url,
-                      "A running engine's address: every rank reads its weights, and their shares "
-                      "must add up to the version's digests; 0: proven, 1: differs, 2: cannot tell")
+          .add_option(
+              "--engine", options.url,
+              "A running engine's address: every rank reads its weights, and their shares "
+              "must add up to the version's digests. Exit 0: proven, 1: differs, 2: cannot tell")
           ->excludes(checkpoint);
   command.add_option("--kind", options.kind, "The engine")
       ->check(CLI::IsMember({"auto", "vllm", "sglang"}))
@@ -153,7 +154,7 @@ void add_verify_engine(CLI::App& command, CLI::Option* checkpoint, Arguments& al
   runs(command, all, [&all]() -> Result<int> {
     if (!all.verify_engine.url.empty()) return run_verify_engine(all.common, all.verify_engine);
     if (!all.verify.checkpoint.empty()) return run_verify(all.common, all.verify);
-    return error(StatusCode::kInvalidArgument, "verify: say what: a checkpoint, or --engine URL");
+    return error(StatusCode::kInvalidArgument, "verify: name a checkpoint, or --engine URL");
   });
 }
 
@@ -201,13 +202,14 @@ void add_bench(CLI::App& app, Arguments& all) {
   BenchArguments& options = all.bench;
   add_number(*command, "--bytes", options.bench.side_bytes, "Size of the weights to compare",
              std::uint64_t{1} << 20, std::uint64_t{1} << 40);
-  add_number(*command, "--repeats", options.bench.repeats, "Medians of so many runs", 1, 1000);
+  add_number(*command, "--repeats", options.bench.repeats, "Runs; each figure is their median", 1,
+             1000);
   command->add_option("--python", options.bench.python,
                       "Python with numpy and zstandard (default: the first found)");
   command->add_option("--trace", options.trace,
                       "Measure the encodings on a recorded run instead: a directory with "
                       "base.safetensors and trace.safetensors");
-  command->add_flag("--all", options.all, "With --trace: both");
+  command->add_flag("--all", options.all, "With --trace: measure the encodings and the speed");
   runs(*command, all, [&all] { return run_bench_command(all.common, all.bench); });
 }
 

@@ -123,7 +123,7 @@ Result<Checkpoint> open_published(FileSystem& fs, const std::string& path) {
   return checkpoint;
 }
 
-void tell(const std::vector<std::string>& notes) {
+void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::cerr << "driftless: note: " << note << "\n";
 }
 
@@ -137,13 +137,13 @@ std::string listed(const std::vector<std::string>& names) {
 // Prints notes on the files beside the weights that differ, and returns them.
 std::vector<std::string> compare_files(FileSystem& fs, const VerifyArguments& options) {
   CompanionDifferences found = compare_companions(fs, options.checkpoint, options.like);
-  const auto say = [](const std::vector<std::string>& names, const std::string& text) {
-    if (!names.empty()) tell({concat("beside the weights: ", text, ": ", listed(names))});
+  const auto print_names = [](const std::vector<std::string>& names, const std::string& text) {
+    if (!names.empty()) print_notes({concat("beside the weights: ", text, ": ", listed(names))});
   };
-  say(found.others, "other content in the two");
-  say(found.here_alone, concat("only in ", options.checkpoint));
-  say(found.there_alone, concat("only in ", options.like));
-  say(found.not_compared, "not compared");
+  print_names(found.others, "other content in the two");
+  print_names(found.here_alone, concat("only in ", options.checkpoint));
+  print_names(found.there_alone, concat("only in ", options.like));
+  print_names(found.not_compared, "not compared");
   std::vector<std::string> all = std::move(found.others);
   std::ranges::move(found.here_alone, std::back_inserter(all));
   std::ranges::move(found.there_alone, std::back_inserter(all));
@@ -162,7 +162,7 @@ Result<int> verify_like(const Common& common, const VerifyArguments& options,
   } else {
     notes = leave_out_copies(fs, checkpoint, other);
   }
-  if (notes.ok()) tell(*notes);
+  if (notes.ok()) print_notes(*notes);
   const auto result = notes.ok()
                           ? compare_weights(checkpoint, other, common.thread_count(), progress)
                           : notes.status();
@@ -207,7 +207,7 @@ Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options)
     if (!state.digest) {
       return error(
           StatusCode::kInvalidArgument, options.checkpoint,
-          ": it has no digest of its own; say what to hold it against: --like or --manifest");
+          ": it has no digest of its own; name what to compare it with: --like or --manifest");
     }
     return Expected{state.layout, *state.digest, concat("its state (version ", state.version, ")")};
   }
@@ -282,7 +282,7 @@ Result<int> run_diff(const Common& common, DiffArguments options) {
   options.delta.progress = bar.callback();
   DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done,
                              write_delta(posix_file_system(), options.delta));
-  tell(done.notes);
+  print_notes(done.notes);
   print_report(common, done);
   return int{kExitOk};
 }
@@ -302,8 +302,9 @@ Result<int> run_apply(const Common& common, const ApplyArguments& options) {
                  "change could be checked\n";
   }
   if (!done.other_files.empty()) {
-    tell({concat("files beside the weights are others in the version, and were left as they are: ",
-                 listed(done.other_files), "; copy them if the model needs them")});
+    print_notes(
+        {concat("files beside the weights are others in the version, and were left as they are: ",
+                listed(done.other_files), "; copy them if the model needs them")});
   }
   print_report(common, options, done);
   return int{kExitOk};

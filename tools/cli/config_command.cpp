@@ -37,7 +37,7 @@ std::string_view expected_of(const std::string& name) {
   return key == nullptr ? std::string_view() : key->expected;
 }
 
-// By row: the value of each key if only the road is chosen.
+// The default of every key, by its row: the value in a configuration that sets only this road.
 std::map<std::string, std::string> defaults_beside(const Config& config) {
   Config plain;
   plain.road = config.road;

@@ -18,8 +18,8 @@ constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {{"anchors."
                                                                      {"quantize.", "trainer"},
                                                                      {"agent.", "agent"}};
 
-// Whether a key belongs to the road itself. A road's row without help belongs to a key of the job:
-// gpu.device.
+// Whether this key is the road's own. A road may also list a key of the job that it uses, such as
+// gpu.device; that row has no help.
 bool is_roads(const RoadKind& kind, std::string_view name) {
   return std::ranges::any_of(
       kind.keys, [&](const RoadKey& key) { return key.name == name && !key.help.empty(); });

@@ -60,7 +60,7 @@ void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);  // "12.3 MB"
 [[nodiscard]] std::string fixed(double value, int digits);
-[[nodiscard]] double ratio(std::uint64_t part, std::uint64_t whole);  // 0 if `whole` is
+[[nodiscard]] double ratio(std::uint64_t part, std::uint64_t whole);  // 0 if `whole` is 0
 
 // A progress bar on stderr, if that is a terminal, for work that takes longer than a second.
 class ProgressBar {

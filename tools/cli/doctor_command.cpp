@@ -18,7 +18,7 @@ using doctor::Context;
 
 constexpr std::chrono::milliseconds kAllChecks{9'000};
 
-std::string own_path() {
+std::string program_path() {
   std::array<char, 4096> path{};
   const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
   return size > 0 ? std::string(path.data(), static_cast<std::size_t>(size)) : "driftless";
@@ -35,7 +35,7 @@ Context context_of(const DoctorArguments& arguments) {
       Deadline::after(kAllChecks).unless([] { return StopSignals::received() != 0; });
   context.roads = &road_table();
   context.backends = backends();
-  context.self = own_path();
+  context.self = program_path();
   context.release = DRIFTLESS_VERSION;
   context.variables = variable;
   if (!arguments.python.empty()) context.python = arguments.python;

@@ -8,8 +8,8 @@ namespace {
 void add_config(CLI::App& app, Arguments& all) {
   CLI::App* config = app.add_subcommand("config", "Work with configuration files");
   config->require_subcommand(1);
-  CLI::App* check = config->add_subcommand(
-      "check", "Say whether a configuration is right, and what it amounts to");
+  CLI::App* check =
+      config->add_subcommand("check", "Check a configuration, and show the values that it sets");
   check->add_option("FILE", all.check.config, "YAML file")->required();
   add_set(*check, all.check);
   check->add_flag("--all", all.check_all, "Show every key, not only those that were changed");
@@ -62,9 +62,9 @@ void add_trainer(CLI::App& app, Arguments& all) {
              std::uint64_t{0}, std::uint64_t{86'400'000});
   command
       ->add_option("--rollouts", options.rollouts,
-                   "Rollouts to wait for at the start and the end, if mpirun did not start them "
-                   "beside the trainer (default: at the end, whoever reported and did not sign "
-                   "off)")
+                   "Number of rollouts to wait for at the start and the end, if mpirun did not "
+                   "start them beside the trainer (default: at the end, all that have reported and "
+                   "not signed off)")
       ->check(CLI::Range(0U, 1'000'000U));
   runs(*command, all, [&all] { return run_trainer(all.common, all.trainer); });
 }
@@ -78,9 +78,9 @@ void add_rollout(CLI::App& app, Arguments& all) {
                       "Checkpoint to start from (default: the run's first anchor)");
   command->add_option("--save", options.save, "Leave the final weights as DIR/rollout_{rank:02d}/");
   add_version(*command, "--target-version", options.target_version,
-              "End there (default: where the trainer ends)");
+              "End at this version (default: the last one of the run)");
   command->add_option("--timeout", options.timeout_text,
-                      "Fail after so long, for example 10min (default: never)");
+                      "Fail after this time, for example 10min (default: never)");
   command->add_flag("--verbose", options.verbose, "A line per version");
   runs(*command, all, [&all] { return run_rollout(all.common, all.rollout); });
 }
@@ -91,10 +91,10 @@ void add_agent(CLI::App& app, Arguments& all) {
   AgentArguments& options = all.agent;
   add_job(*command, options.job);
   command->add_option("--base", options.base,
-                      "agent.hand_over: checkpoint: copied to agent.checkpoint_dir where that is "
-                      "missing");
+                      "With agent.hand_over: checkpoint: the checkpoint to copy to "
+                      "agent.checkpoint_dir if that is missing");
   command->add_flag("--once", options.once,
-                    "End once everything that is there was handed over and taken");
+                    "End once all engines and workers hold the newest version on the road");
   command->add_flag("--verbose", options.verbose, "A line per version and engine");
   runs(*command, all, [&all] { return run_agent(all.common, all.agent); });
 }
@@ -104,7 +104,7 @@ void add_presign(CLI::App& app, Arguments& all) {
                                          "Print a road.object_store.url that opens a run in an S3 "
                                          "store to rollouts without credentials");
   add_job(*command, all.presign.job);
-  command->add_option("--for", all.presign.valid, "How long it holds, at most 168h")
+  command->add_option("--for", all.presign.valid, "How long the URL is valid, at most 168h")
       ->capture_default_str();
   runs(*command, all, [&all] { return run_presign(all.common, all.presign); });
 }

@@ -44,8 +44,8 @@ bool JobProgress::counts(const std::string& id) const {
   return expected_.empty() || std::find(expected_.begin(), expected_.end(), id) != expected_.end();
 }
 
-void JobProgress::heard(const std::vector<ReceiverReport>& reports,
-                        const std::vector<std::string>& left) {
+void JobProgress::update(const std::vector<ReceiverReport>& reports,
+                         const std::vector<std::string>& left) {
   anchor_wanted_ = false;
   for (const std::string& id : left) {
     if (const auto known = rollouts_.find(id); known != rollouts_.end()) known->second.left = true;
@@ -67,9 +67,9 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     if (report.proof == rollout.last_proof) continue;
     rollout.lost = false;
     const ReportProof proof = parse_proof(report.proof);
-    // Progress is a rollout's first version, or one higher than any it held before. A rollout that
-    // comes and goes, or starts over, makes none; beyond the expected number new rollouts make none
-    // either.
+    // A rollout makes progress if it reports its first version, or a higher one than ever before. A
+    // rollout that leaves and returns, or starts over, makes none, and neither does the first
+    // version of a rollout beyond the expected number.
     const bool new_one = !rollout.there && rollouts_.size() <= std::max<std::size_t>(least_, 1);
     progress_ += new_one || (rollout.there && report.version > rollout.best) ? 1 : 0;
     rollout.best = std::max(rollout.best, report.version);
@@ -243,7 +243,7 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
 std::string JobProgress::closing_line(bool engines) const {
   const std::string last = concat("version ", last_version_, " with digest ", last_digest_);
   if (nobody()) {
-    return concat(engines ? "No rollout followed: " : "Nobody followed: ",
+    return concat(engines ? "No rollout followed: " : "No receiver followed: ",
                   rollouts_.empty() ? "no rollout reported" : "all rollouts signed off before",
                   "; the run ended at ", last);
   }

@@ -28,21 +28,21 @@ class JobProgress {
   void start(const EndOfRun& newest);
   void published(const PublishReport& report, std::string fallback);
   // Takes the rollouts' reports. `left`: ids of rollouts that signed off.
-  void heard(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
+  void update(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
   // Prints the lines of versions that are complete or have waited long enough; with `all` every
   // line.
   void print(bool all);
 
   // Whether all expected rollouts have reported.
   [[nodiscard]] bool present() const;
-  // Whether all expected rollouts hold the last version, and its digest if they can tell.
+  // Whether all expected rollouts hold the last version, as far as their digests can show.
   [[nodiscard]] bool complete() const;
   // Whether there is no rollout to wait for.
   [[nodiscard]] bool nobody() const;
   // The missing rollouts, in one line. The first form is for the wait, the second for its end.
   [[nodiscard]] std::string missing() const { return missing(" have not come yet"); }
   [[nodiscard]] std::string missing_for_good() const { return missing(" never came"); }
-  // Whether, at the last heard(), a rollout was too far behind and found no anchor.
+  // Whether, by the last reports, a rollout was too far behind and found no anchor.
   [[nodiscard]] bool anchor_wanted() const { return anchor_wanted_; }
   // A counter that grows whenever a rollout makes progress.
   [[nodiscard]] std::uint64_t progress() const { return progress_; }

@@ -116,10 +116,12 @@ void add_plan_layout(CLI::App& command, PlanArguments& options) {
                   "Engines of a host; 0.5: an engine has the GPUs of two (default: 8 workers)")
       ->check(CLI::Range(1e-6, 1e6))
       ->check(is_number());
-  command.add_option("--link", options.link, "Of a NIC: 1Gbit, 400Gbit, 12.5GB/s")
+  command.add_option("--link", options.link, "Speed of one NIC: 1Gbit, 400Gbit, 12.5GB/s")
       ->capture_default_str();
   add_count("--nic-per-host", input.nics_per_host, "NICs of a host");
-  command.add_option("--carrier", options.carrier, "On the link; auto: rdma from 100 Gbit/s on")
+  command
+      .add_option("--carrier", options.carrier,
+                  "Protocol on the link; auto: rdma from 100 Gbit/s on")
       ->check(CLI::IsMember({"auto", "rdma", "tcp"}))
       ->capture_default_str();
   const std::tuple<const char*, std::optional<double>&, const char*> rates[] = {
@@ -134,7 +136,8 @@ void add_plan_layout(CLI::App& command, PlanArguments& options) {
 
 void add_plan(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
-      "plan", "Predict what a sync takes: time by phase, bytes, memory, by road and encoding");
+      "plan",
+      "Predict the time (by phase), bytes and memory of a sync, for each road and encoding");
   PlanArguments& options = all.plan;
   CLI::Option* params = command->add_option("--params", options.params, "Weights of the model");
   params->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{10'000'000'000'000}));
@@ -145,7 +148,7 @@ void add_plan(CLI::App& app, Arguments& all) {
              1.0);
   command
       ->add_option("--precision", options.precision,
-                   "Of the engines; fp8: blocks of 128x128, which the trainer's processor makes")
+                   "Weights of the engines; fp8: blocks of 128x128, which the trainer quantizes")
       ->check(CLI::IsMember({"bf16", "fp8"}))
       ->capture_default_str();
   command->add_option("--device", options.device, "Where both sides keep the weights")
@@ -153,12 +156,14 @@ void add_plan(CLI::App& app, Arguments& all) {
       ->capture_default_str();
   options.input.snapshot.clear();
   command
-      ->add_option("--snapshot", options.input.snapshot,
-                   "Where the trainer keeps it (default: none; of a CPU, and with fp8: host)")
+      ->add_option(
+          "--snapshot", options.input.snapshot,
+          "Where the trainer keeps its snapshot (default: none; with fp8: device; on a CPU: host)")
       ->check(CLI::IsMember({"none", "device", "pinned", "host"}));
   command
-      ->add_option("--hand-over", options.hand_over,
-                   "host_shm: by one agent a host; none: every receiver is on the road itself")
+      ->add_option(
+          "--hand-over", options.hand_over,
+          "host_shm: one agent per host hands over; none: every receiver reads the road itself")
       ->check(CLI::IsMember({"host_shm", "none"}))
       ->capture_default_str();
   command->add_option("--road", options.road, "One road (default: all)")

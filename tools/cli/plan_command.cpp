@@ -62,7 +62,7 @@ Result<PlanInput> read_input(const PlanArguments& arguments) {
   DRIFTLESS_ASSIGN_OR_RETURN(input.link_bytes_per_s, parse_link(arguments.link));
   input.device = arguments.device == "cpu" ? Device::kCpu : Device::kGpu;
   if (input.snapshot.empty()) {
-    input.snapshot = input.device == Device::kCpu || input.fp8 ? "host" : "none";
+    input.snapshot = input.device == Device::kCpu ? "host" : input.fp8 ? "device" : "none";
   }
   input.rdma = arguments.carrier == "rdma" ||
                (arguments.carrier == "auto" && input.link_bytes_per_s >= kRdmaFrom);

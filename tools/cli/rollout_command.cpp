@@ -14,7 +14,7 @@ namespace driftless::cli {
 namespace {
 
 constexpr auto kLookForVersion =
-    std::chrono::milliseconds(200);  // for a new version; then for the end
+    std::chrono::milliseconds(200);  // the wait for a version before each look for the end
 
 class Rollout {
  public:
@@ -61,14 +61,14 @@ class Rollout {
                                          within(process_->together() ? std::chrono::hours(24)
                                                                      : config_.connect_deadline)));
     id_ = joined.options.id;
-    joined.options.warn = [](const Status& why) { tell(why); };
+    joined.options.warn = [](const Status& why) { log(why); };
     DRIFTLESS_ASSIGN_OR_RETURN(
         receiver_, Receiver::open(joined.options, *joined.road, *weights_.target, deadline));
-    tell_left_alone();
+    report_left_alone();
     return {};
   }
 
-  void tell_left_alone() const {
+  void report_left_alone() const {
     const std::vector<std::string> names = weights_.target->left_alone();
     if (names.empty()) return;
     std::string text = concat(counted(names.size(), "tensor"),
@@ -94,7 +94,7 @@ class Rollout {
                                  receiver_->stage_patiently(Deadline::after(kLookForVersion)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
-        tell(receiver_->report());  // reports the times of the commit
+        log(receiver_->report());  // reports the times of the commit
         after_end_.reset();
       }
       DRIFTLESS_RETURN_IF_ERROR(receiver_->check_contact());
@@ -114,7 +114,7 @@ class Rollout {
 
   [[nodiscard]] Status commit() {
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
-    for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
+    for (const std::string& note : report.notes) log(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
       print_json(to_json(record_of(report, process_->rank())));
@@ -128,7 +128,7 @@ class Rollout {
   }
 
   // check_contact() handles a trainer that does not answer.
-  static void tell(const Status& status) {
+  static void log(const Status& status) {
     if (status.ok() || status.code() == StatusCode::kDeadlineExceeded) return;
     process_log().warning(status.to_string());
   }
@@ -136,7 +136,7 @@ class Rollout {
   [[nodiscard]] Status close() {
     // A rollout that stopped at --target-version does not sign off: it will come back, and the
     // trainer must still count it.
-    if (!reached() || end_) tell(receiver_->leave());
+    if (!reached() || end_) log(receiver_->leave());
     const bool stopped = StopSignals::received() != 0 && !end_;
     counts_ = receiver_->counts();
     trouble_ = receiver_->trouble();

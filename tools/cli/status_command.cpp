@@ -29,14 +29,34 @@ std::string when(const std::string& time, bool absolute) {
   return human_time(std::max(age, std::chrono::milliseconds(0)));
 }
 
+using Table = std::vector<std::vector<std::string>>;
+
+// Leaves out the columns from `first` on in which no row has a value.
+void drop_empty_columns(std::vector<std::string>& header, Table& rows, std::size_t first) {
+  for (std::size_t column = header.size(); column-- > first;) {
+    if (std::ranges::any_of(rows, [&](const auto& row) { return row[column] != "-"; })) continue;
+    const auto at = static_cast<std::ptrdiff_t>(column);
+    header.erase(header.begin() + at);
+    for (auto& row : rows) row.erase(row.begin() + at);
+  }
+}
+
 void add_versions(const RunStatus& status, std::size_t most, bool absolute, Lines& lines) {
   if (status.versions.empty()) return;
-  std::vector<std::vector<std::string>> rows;
+  Table rows;
   const std::size_t first = status.versions.size() - std::min(most, status.versions.size());
   for (std::size_t i = first; i < status.versions.size(); ++i) {
     const VersionRecord& version = status.versions[i];
     const bool published = version.published.has_value();
     const VersionRecord::Published times = version.published.value_or(VersionRecord::Published());
+    const double fetch_ms = version.received    ? version.received->fetch_ms
+                            : version.delivered ? version.delivered->fetch_ms
+                                                : 0;
+    // Agents and `driftless diff` do not record the stages, but one time for all of them.
+    const bool staged = times.compare_ms + times.encode_ms + times.send_ms > 0;
+    const double process_ms = version.delivered ? version.delivered->process_ms
+                              : staged          ? 0
+                                                : times.process_ms;
     rows.push_back({std::to_string(version.version), std::to_string(version.base_version),
                     version.anchor ? "yes" : "-", when(version.origin.time, absolute),
                     std::to_string(version.changed_units),
@@ -46,15 +66,21 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
                         ? "-"
                         : fixed(8 * ratio(version.delta_bytes, version.changed_units), 2),
                     published ? std::string(info(times.encoding).name) : "-",
-                    version.captured ? ms(version.captured->step_ms) : "-", ms(times.process_ms),
-                    ms(times.manifest_publish_ms), ms(times.total_ms)});
+                    version.captured ? ms(version.captured->step_ms) : "-", ms(times.compare_ms),
+                    ms(times.encode_ms), ms(times.send_ms), ms(times.seal_ms), ms(process_ms),
+                    ms(times.total_ms), ms(fetch_ms)});
   }
+  std::vector<std::string> header = {"version",  "base",    "anchor",     absolute ? "time" : "age",
+                                     "changed",  "density", "wire",       "bits per change",
+                                     "encoding", "step ms", "compare ms", "encode ms",
+                                     "send ms",  "seal ms", "process ms", "total ms",
+                                     "fetch ms"};
+  constexpr std::size_t kTimes = 9;  // the first column of times
+  drop_empty_columns(header, rows, kTimes);
+  const bool timed = header.size() > kTimes;
   lines.emplace_back();
-  std::ranges::move(table_lines({"version", "base", "anchor", absolute ? "time" : "age", "changed",
-                                 "density", "wire", "bits per change", "encoding", "step ms",
-                                 "process ms", "seal ms", "total ms"},
-                                rows),
-                    std::back_inserter(lines));
+  std::ranges::move(table_lines(header, std::move(rows)), std::back_inserter(lines));
+  if (!timed) lines.emplace_back("times: in metrics files (metrics.file) and at monitor.address");
 }
 
 void add_engines(const RunStatus& status, Lines& lines) {
@@ -81,7 +107,7 @@ void add_rollouts(const RunStatus& status, Lines& lines) {
   for (const RolloutRecord& rollout : status.rollouts) {
     std::string state = rollout.left ? "signed off" : "ok";
     if (!rollout.left && rollout.digest.empty()) state = "holds no version that it reports";
-    if (rollout.idle) state = "idle: nobody on its host takes versions";
+    if (rollout.idle) state = "idle: no process on its host takes versions";
     if (rollout.unproven > 0) state = concat(counted(rollout.unproven, "tensor"), " unproven");
     rows.push_back({rollout.id, std::to_string(rollout.version),
                     std::to_string(lag(status, rollout.version)), rollout.proven ? "yes" : "no",
@@ -169,9 +195,9 @@ int answer(const Sighting& sighting) {
   return problems(sighting).empty() ? kExitOk : kExitDifferent;
 }
 
-// Watches until a signal (kExitOk), until the run has ended and nothing is wrong or --patience is
-// over (the code of a single look), or until the source could not be read for --patience (its
-// failure).
+// Watches until one of these: a signal came (returns kExitOk); the run has ended, and nothing is
+// wrong or --patience is over (returns the code of a single look); the source could not be read for
+// --patience (returns that failure).
 Result<int> watch(const Common& common, const StatusArguments& arguments, StatusReader& reader,
                   std::size_t most, Result<Sighting> sighting) {
   const StopSignals signals;

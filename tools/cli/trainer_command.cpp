@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/line_log.h"
+#include "core/parallel.h"
 #include "core/version.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
@@ -187,7 +188,7 @@ class Trainer {
     if (quantizes_) config_.publisher.quantize_rule = quantized_as_.rule_name();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
                                leave_out_copies(fs, base, last.layout()));
-    if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { say(note); });
+    if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { print(note); });
     layout_ = base.layout();
     companions_dir_ = base.directory();
     if (quantizes_) {  // report a step that does not fit now
@@ -202,9 +203,9 @@ class Trainer {
     if (!leads()) return {};
     const EndOfRun first = session_->newest();
     progress_.start(first);
-    for (const std::string& note : session_->publisher().notes()) say(note);
+    for (const std::string& note : session_->publisher().notes()) print(note);
     if (!session_->publisher().resumed()) return {};
-    say(concat("resumed at version ", first.version));
+    print(concat("resumed at version ", first.version));
     return find_step(first);
   }
 
@@ -245,16 +246,16 @@ class Trainer {
     return digest_source(*source, common_.thread_count());
   }
 
-  // To open a publisher takes the road over and withdraws its end-of-run message. So this checks
-  // first, and does not touch another run. Content that cannot be read is left to the publisher to
+  // Refuses a road that holds another run, before a publisher is opened: that takes the road over
+  // and withdraws the end-of-run message. Content that cannot be read is left to the publisher to
   // judge.
   [[nodiscard]] Status look_first() {
     const Deadline now = Deadline::after(std::chrono::milliseconds(0));
     const auto history = process_.history();
     if (!history.ok() || *history == nullptr) return {};
-    const Result<std::string> announced = (*history)->run_info(now);
-    if (!announced.ok()) return {};
-    const Result<RunInfo> run = parse_run_info(*announced, "the announcement on the road");
+    const Result<std::string> announcement = (*history)->run_info(now);
+    if (!announcement.ok()) return {};
+    const Result<RunInfo> run = parse_run_info(*announcement, "the announcement on the road");
     const Result<std::vector<PublicationId>> there =
         (*history)->list(Deadline::after(config_.connect_deadline));
     if (!run.ok() || !there.ok() || there->empty()) return {};
@@ -267,9 +268,9 @@ class Trainer {
     return find_step({run->run, newest.version, manifest->digest});
   }
 
-  // The version on the road must be one of these steps; otherwise nothing, or a mixture, would be
-  // published. A killed trainer may have used up some version numbers, so the step may be somewhat
-  // lower.
+  // Finds the step whose weights are the version on the road, to continue from there. If it is not
+  // one of these steps, the road holds another run. The step's number may be somewhat lower than
+  // the version's, because a killed trainer may have used up version numbers.
   [[nodiscard]] Status find_step(const EndOfRun& there) {
     if (there.version == 0) return {};
     const std::uint64_t newest = std::min(there.version, steps_.last());
@@ -286,13 +287,13 @@ class Trainer {
         "; use another road.shared_fs.dir or road.object_store.url, or remove the old run");
   }
 
-  void say(const std::string& text) const {
+  void print(const std::string& text) const {
     if (!common_.json) process_log().event(text);
   }
 
   [[nodiscard]] Status listen() {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, session_->listen());
-    progress_.heard(reports, session_->road().left());
+    progress_.update(reports, session_->road().left());
     return {};
   }
 
@@ -351,7 +352,7 @@ class Trainer {
       Result<PublishReport> report = publish(*step);
       if (!report.ok()) {
         if (++failures == kMostFailures) return report.status();
-        if (leads()) say(concat("version ", *step, " again: ", report.status().to_string()));
+        if (leads()) print(concat("version ", *step, " again: ", report.status().to_string()));
         continue;
       }
       failures = 0;
@@ -360,8 +361,8 @@ class Trainer {
       progress_.published(*report, session_->fallback());
       // A failing engine is reported and counted; the run goes on.
       for (const Status& failure :
-           session_->tell_engines(report->version, arguments_.rollouts.value_or(0))) {
-        tell(failure);
+           session_->notify_engines(report->version, arguments_.rollouts.value_or(0))) {
+        log(failure);
       }
       DRIFTLESS_RETURN_IF_ERROR(pause());
     }
@@ -371,7 +372,24 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
                                source_of(step, weights, process_.rank(), process_.trainers()));
+    DRIFTLESS_RETURN_IF_ERROR(bring_in(weights, *source));
     return session_->publish(*source);
+  }
+
+  // A training step leaves its weights in memory. Those of a mapped file get there with the first
+  // read of each page, which is not a part of publishing.
+  [[nodiscard]] Status bring_in(const Checkpoint& weights, const WeightSource& source) const {
+    constexpr std::uint64_t kPage = 4096;
+    const std::span<const TensorSpec> offered = source.tensors();
+    return parallel_for(offered.size(), common_.thread_count(), [&](std::size_t i, unsigned) {
+      const std::optional<std::uint32_t> at = weights.layout().find(offered[i].name);
+      if (!at) return Status();
+      const TensorView tensor = weights.tensor(*at);
+      for (std::uint64_t byte = 0; byte < tensor.spec->size_bytes; byte += kPage) {
+        static_cast<void>(*static_cast<const volatile std::byte*>(tensor.data + byte));
+      }
+      return Status();
+    });
   }
 
   // A real trainer would compute here.
@@ -385,7 +403,7 @@ class Trainer {
     return {};
   }
 
-  static void tell(const Status& status) {
+  static void log(const Status& status) {
     if (!status.ok()) process_log().warning(status.to_string());
   }
 
@@ -400,7 +418,7 @@ class Trainer {
   // An anchor that was made with the version will do, too.
   [[nodiscard]] Status make_anchor() {
     const Status made = session_->publisher().publish_anchor();
-    if (made.code() != StatusCode::kAlreadyExists) tell(made);
+    if (made.code() != StatusCode::kAlreadyExists) log(made);
     return {};
   }
 

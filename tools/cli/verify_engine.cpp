@@ -9,7 +9,7 @@
 namespace driftless::cli {
 namespace {
 
-constexpr int kExitCannotTell = 2;
+constexpr int kExitUnknown = 2;
 
 Result<EngineKind> kind_of(const VerifyEngineArguments& options, const EngineLink& link) {
   if (options.kind == "auto") return find_engine_kind(link);
@@ -46,7 +46,7 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
   if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
   std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": "
             << counted(proof.proven, "tensor") << " proven, " << proof.differing << " differ, "
-            << proof.untold << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why
+            << proof.unknown << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why
             << "\n";
 }
 
@@ -94,7 +94,7 @@ Result<int> run_verify_engine(const Common& common, const VerifyEngineArguments&
   switch (proof.verdict) {
     case ShareVerdict::kProven: return int{kExitOk};
     case ShareVerdict::kDiffers: return int{kExitDifferent};
-    case ShareVerdict::kCannotTell: return kExitCannotTell;
+    case ShareVerdict::kUnknown: return kExitUnknown;
   }
   return int{kExitInternal};
 }

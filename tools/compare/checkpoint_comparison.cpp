@@ -198,7 +198,8 @@ Result<CheckpointComparison> compare_two(FileSystem& fs, const CompareOptions& o
   found.before = options.before;
   found.after = options.after;
   found.threads = options.threads;
-  // A copy whose bits differ is listed as a tensor that only one checkpoint has.
+  // Leaves out stored copies of tied tensors. A copy with other bits than its tensor stays, and is
+  // listed as a tensor that only one checkpoint has.
   Result<std::vector<std::string>> notes = leave_out_copies(fs, before, after);
   if (notes.ok()) found.notes = std::move(*notes);
   if (!notes.ok() && notes.status().code() != StatusCode::kWrongLayout) return notes.status();

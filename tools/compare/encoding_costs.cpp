@@ -60,10 +60,12 @@ EncodingCosts::EncodingCosts(const WeightLayout& layout, CostOptions options)
       give_up(row, options_.no_old_values);
       continue;
     }
-    PayloadFileOptions own = files;
-    own.frame.encoding = encoding;
-    if (directory_layout == DirectoryLayout::kFlush) row.files = make_flush_files(layout, own);
-    if (directory_layout == DirectoryLayout::kFrames) row.files = make_frame_files(layout, own);
+    PayloadFileOptions adjusted = files;
+    adjusted.frame.encoding = encoding;
+    if (directory_layout == DirectoryLayout::kFlush) row.files = make_flush_files(layout, adjusted);
+    if (directory_layout == DirectoryLayout::kFrames) {
+      row.files = make_frame_files(layout, adjusted);
+    }
   }
 }
 

@@ -35,8 +35,8 @@ std::string text_in(const Json& line, const char* key) {
   return at != line.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
-// Whether the figures are plausible. No process runs for 30 years, and no count exceeds that of
-// versions; such figures would make the page's sums infinite.
+// Whether the figures are plausible: no time exceeds 30 years, and no count the highest version
+// number. Larger figures could make the page's sums infinite.
 bool is_plausible(const Json& line) {
   constexpr double kMostMs = 1e12;
   for (const auto& [key, value] : line.items()) {

@@ -77,7 +77,7 @@ class ReplayWeights {
     const Digest found =
         source.version().full() ? staged.new_digest : digest_ + staged.digest_change;
     DRIFTLESS_RETURN_IF_ERROR(check(source, found));
-    for (auto& [tensor, own] : changes) sort_changes(own, unit_bytes((*layout_)[tensor].dtype));
+    for (auto& [tensor, units] : changes) sort_changes(units, unit_bytes((*layout_)[tensor].dtype));
     next_digest_ = found;
     return changes;
   }
@@ -337,37 +337,37 @@ class HistoryReader {
     EncodingCosts costs(*layout_, options);
     const bool replays = options.no_old_values.empty();
     std::vector<std::uint32_t> candidates;
-    for (const auto& [tensor, own] : changes) candidates.push_back(tensor);
+    for (const auto& [tensor, units] : changes) candidates.push_back(tensor);
     if (replays) DRIFTLESS_RETURN_IF_ERROR(costs.begin_whole(candidates));
     version.by_layer.resize(history_.layers.size());
     version.changed_units = 0;
-    for (const auto& [tensor, own] : changes) {
-      version.changed_units += own.positions.size();
-      note(version, tensor, own.positions.size());
-      DRIFTLESS_RETURN_IF_ERROR(cost(tensor, own, replays, costs));
+    for (const auto& [tensor, units] : changes) {
+      version.changed_units += units.positions.size();
+      note(version, tensor, units.positions.size());
+      DRIFTLESS_RETURN_IF_ERROR(cost(tensor, units, replays, costs));
     }
     DRIFTLESS_ASSIGN_OR_RETURN(version.costs, costs.finish());
     return {};
   }
 
-  Status cost(std::uint32_t tensor, const UnitChanges& own, bool replays, EncodingCosts& costs) {
+  Status cost(std::uint32_t tensor, const UnitChanges& units, bool replays, EncodingCosts& costs) {
     const unsigned width = unit_bytes((*layout_)[tensor].dtype);
     std::vector<std::byte> before;
     std::byte* const weights = replays ? weights_->tensor(tensor).data() : nullptr;
     if (replays) {
-      before.resize(own.values.size());
-      for (std::size_t k = 0; k < own.positions.size(); ++k) {
-        std::byte* const unit = weights + own.positions[k] * width;
+      before.resize(units.values.size());
+      for (std::size_t k = 0; k < units.positions.size(); ++k) {
+        std::byte* const unit = weights + units.positions[k] * width;
         std::memcpy(before.data() + k * width, unit, width);
-        std::memcpy(unit, own.values.data() + k * width, width);
+        std::memcpy(unit, units.values.data() + k * width, width);
       }
     }
     const TensorPair pair{tensor, width, (*layout_)[tensor].units(), nullptr, weights};
-    const std::vector<ChangeStretch> stretches = stretches_of(own);
+    const std::vector<ChangeStretch> stretches = stretches_of(units);
     std::vector<HfShardWriter::Changes> pieces;
     for (const ChangeStretch& each : stretches) {
       const DeltaView delta{tensor, width, each.origin, each.offsets,
-                            own.values.data() + each.first * width};
+                            units.values.data() + each.first * width};
       const std::byte* const old_values = replays ? before.data() + each.first * width : nullptr;
       DRIFTLESS_RETURN_IF_ERROR(
           costs.add({&pair, each.origin, each.offsets.back() + 1ULL, delta, old_values}));

@@ -22,7 +22,7 @@ TensorPlace place_of_tensor(std::string_view name) {
     at = end + 1;
     if (is_number(word)) {
       if (place.layer.empty()) place.layer = std::string(name.substr(0, end));
-      // The words before the layer's number are no kind.
+      // The words before the layer's number do not belong to the kind.
       if (place.layer.size() == end) kind.clear();
       continue;
     }

@@ -17,10 +17,12 @@ void check_backends(const Context& context, const Report& report) {
       built += concat(built.empty() ? "" : ", ", backend.name);
       continue;
     }
-    const bool needed = context.needs(backend.name);
+    const bool needed = context.needs(backend.name), there = context.in_build(backend.name);
     report({backend.name, unless_needed(needed, kSkip),
-            concat("not in this build: ", backend.why_not),
-            needed ? "install what is missing and build again, or choose another road" : ""});
+            concat(there ? "built, and cannot be used: " : "not in this build: ", backend.why_not),
+            !needed ? ""
+            : there ? "install what is missing, or choose another road"
+                    : "install what is missing and build again, or choose another road"});
   }
   report({"built", kOk, built});
 }

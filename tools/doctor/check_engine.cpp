@@ -56,8 +56,8 @@ class EngineCheck {
       return add("reachable", kFail, std::string(model.status.message()),
                  "start the engine, correct its address, or look at its log");
     }
-    const Json told = json_of(model);
-    sglang_ = !json_text(told, "model_path").empty();
+    const Json reply = json_of(model);
+    sglang_ = !json_text(reply, "model_path").empty();
     const EngineReply release = sglang_ ? get("/server_info") : get("/version");
     if (refused(model) || refused(release)) return refuse_token();
     const std::string version = json_text(json_of(release), "version");
@@ -79,7 +79,7 @@ class EngineCheck {
       return add("action", kFail, "the trainer's calls (action) are SGLang's",
                  "set kind: vllm instead, and start an agent on the engine's host");
     }
-    sglang_ ? examine_sglang(told, json_of(release)) : examine_vllm();
+    sglang_ ? examine_sglang(reply, json_of(release)) : examine_vllm();
   }
 
  private:
@@ -149,9 +149,9 @@ class EngineCheck {
   }
 
   void report_paused() const {
-    const Json told = json_of(get("/is_paused"));
-    const auto paused = told.find("is_paused");
-    if (paused == told.end() || !paused->is_boolean()) {
+    const Json reply = json_of(get("/is_paused"));
+    const auto paused = reply.find("is_paused");
+    if (paused == reply.end() || !paused->is_boolean()) {
       return add("paused", kSkip, "this release does not report it");
     }
     add("paused", *paused ? kWarn : kOk, *paused ? "yes: requests wait" : "no",
@@ -164,10 +164,10 @@ class EngineCheck {
   // collects a description of its system). A test call would not do: a call of an unknown method
   // raises in every worker.
   [[nodiscard]] std::optional<std::string> configured_extension() const {
-    const Json told = json_of(get("/server_info?config_format=json"));
+    const Json reply = json_of(get("/server_info?config_format=json"));
     std::optional<std::string> named;
-    const auto config = told.find("vllm_config");
-    if (config == told.end() || !config->is_object()) return named;
+    const auto config = reply.find("vllm_config");
+    if (config == reply.end() || !config->is_object()) return named;
     const auto parallel = config->find("parallel_config");
     if (parallel == config->end() || !parallel->is_object()) return named;
     if (parallel->contains("worker_extension_cls")) {

@@ -98,8 +98,8 @@ void check_cores(const Context& context, const Report& report) {
   cpu_set_t set;
   CPU_ZERO(&set);
   const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const bool told = ::sched_getaffinity(0, sizeof(set), &set) == 0;
-  const long mine = told ? CPU_COUNT(&set) : online;
+  const bool known = ::sched_getaffinity(0, sizeof(set), &set) == 0;
+  const long mine = known ? CPU_COUNT(&set) : online;
   std::string text = concat(mine, " of ", online, " for this process");
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   double quota = 0, period = 0;
@@ -203,7 +203,7 @@ void check_hub(const std::string& address, const Report& report) {
   if (why == 0) return report({key, kOk, concat(address, " is free on this host")});
   const bool elsewhere = why == EADDRNOTAVAIL;
   report({key, elsewhere ? kWarn : kFail,
-          elsewhere ? concat(address, " is another host's, and nobody answers there")
+          elsewhere ? concat(address, " is another host's, and no process answers there")
                     : std::string(errno_status(why, address).message()),
           elsewhere ? "start the leading trainer, then look again; else let the port through"
                     : concat("set another ", key)});

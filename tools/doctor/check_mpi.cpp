@@ -28,17 +28,17 @@ constexpr Remedy kRemedies[] = {
 
 std::string next_flag(const std::string& output, const std::string& flags) {
   for (const Remedy& remedy : kRemedies) {
-    const bool said = output.find(remedy.words) != std::string::npos;
-    if (said && flags.find(remedy.flag) == std::string::npos) return std::string(remedy.flag);
+    const bool advised = output.find(remedy.words) != std::string::npos;
+    if (advised && flags.find(remedy.flag) == std::string::npos) return std::string(remedy.flag);
   }
   return {};
 }
 
 // The error line: our own, or otherwise the first that is not part of mpirun's frame.
 std::string reason(const CommandOutput& ran) {
-  const std::size_t own = ran.text.find("driftless: ");
+  const std::size_t found = ran.text.find("driftless: ");
   std::string line =
-      own == std::string::npos ? first_line(ran.text) : first_line(ran.text.substr(own));
+      found == std::string::npos ? first_line(ran.text) : first_line(ran.text.substr(found));
   return line.empty() ? std::string(ran.status.message()) : line;
 }
 

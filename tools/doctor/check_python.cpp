@@ -33,31 +33,31 @@ Result<Json> ask_python(const Context& context) {
   return parse_json(begin == std::string::npos ? "" : ran.text.substr(begin), python);
 }
 
-void report_package(const Json& told, const char* name, const Report& report) {
-  const auto releases = told.find("releases");
+void report_package(const Json& answer, const char* name, const Report& report) {
+  const auto releases = answer.find("releases");
   const std::string release =
-      releases == told.end() || !releases->is_object() ? "" : json_text(*releases, name);
+      releases == answer.end() || !releases->is_object() ? "" : json_text(*releases, name);
   if (release.empty()) return report({name, kSkip, "not in this Python"});
   report({name, kOk, release});
 }
 
-void report_megatron(const Json& told, const Report& report) {
-  const std::string release = json_text(told, "megatron");
+void report_megatron(const Json& answer, const Report& report) {
+  const std::string release = json_text(answer, "megatron");
   if (release.empty()) return report({"megatron-core", kSkip, "not in this Python"});
   int major = 0, minor = 0;
   const bool read = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   const bool known = read && major == 0 && minor >= kOldestMegatron && minor <= kNewestMegatron;
   report({"megatron-core", known ? kOk : kWarn, release,
           known ? "" : "use 0.12 to 0.19, or look whether the maps know its settings"});
-  const std::string missing = json_text(told, "missing_flags");
+  const std::string missing = json_text(answer, "missing_flags");
   report({"megatron flags", missing.empty() ? kOk : kWarn,
           missing.empty() ? "it has the settings that the maps need"
                           : concat("TransformerConfig has no ", missing),
           missing.empty() ? "" : "use a release that the tests cover (docs/start/megatron.md)"});
 }
 
-void report_driftless(const Context& context, const Json& told, const Report& report) {
-  const std::string release = json_text(told, "driftless");
+void report_driftless(const Context& context, const Json& answer, const Report& report) {
+  const std::string release = json_text(answer, "driftless");
   if (release.empty()) {
     return report({"driftless", kSkip, "not in this Python",
                    "pip install . there, if a trainer or an engine runs in it"});
@@ -71,30 +71,30 @@ void report_driftless(const Context& context, const Json& told, const Report& re
 }  // namespace
 
 void check_python(const Context& context, const Report& report) {
-  const Result<Json> told = ask_python(context);
-  if (!told.ok()) {
-    return report({"python", told.status().code() == StatusCode::kNotFound ? kSkip : kWarn,
-                   told.status().to_string(), "name another one by --python PATH"});
+  const Result<Json> answer = ask_python(context);
+  if (!answer.ok()) {
+    return report({"python", answer.status().code() == StatusCode::kNotFound ? kSkip : kWarn,
+                   answer.status().to_string(), "name another one by --python PATH"});
   }
-  report({"python", kOk, json_text(*told, "python")});
-  report_driftless(context, *told, report);
-  report_megatron(*told, report);
-  const std::string torch = json_text(*told, "torch");
+  report({"python", kOk, json_text(*answer, "python")});
+  report_driftless(context, *answer, report);
+  report_megatron(*answer, report);
+  const std::string torch = json_text(*answer, "torch");
   report({"torch", torch.empty() ? kSkip : kOk, torch.empty() ? "not in this Python" : torch});
   for (const char* name : {"transformers", "vllm", "sglang"}) {
-    report_package(*told, name, report);
+    report_package(*answer, name, report);
   }
 }
 
 void check_nixl(const Context& context, const Report& report) {
-  const Result<Json> told = ask_python(context);
-  const std::string library = told.ok() ? json_text(*told, "nixl") : "";
+  const Result<Json> answer = ask_python(context);
+  const std::string library = answer.ok() ? json_text(*answer, "nixl") : "";
   if (library.empty()) {
     return report({"library", kSkip, "libnixl_capi.so was not found",
                    "optional: pip install nixl, or add its folder to LD_LIBRARY_PATH"});
   }
   report({"library", kOk, library});
-  const std::string plugins = json_text(*told, "nixl_plugins");
+  const std::string plugins = json_text(*answer, "nixl_plugins");
   report({"carriers", plugins.empty() ? kWarn : kOk,
           plugins.empty() ? "no plugins were found beside it" : plugins,
           plugins.empty() ? "set NIXL_PLUGIN_DIR" : ""});

@@ -52,6 +52,13 @@ std::string Context::why_not(std::string_view backend) const {
   return at->why_not;
 }
 
+bool Context::in_build(std::string_view backend) const {
+  const auto road = std::ranges::find(roads->roads, backend, &Road::name);
+  if (road != roads->roads.end()) return road->at.why_not.empty();
+  const auto part = std::ranges::find(roads->parts, backend, &Part::name);
+  return part != roads->parts.end() && part->why_not.empty();
+}
+
 std::uint64_t Context::checkpoint_bytes() const {
   if (!configured) return 0;
   for (const std::string& path :

@@ -38,8 +38,10 @@ struct Context {
   [[nodiscard]] bool needs(std::string_view backend) const;
   [[nodiscard]] bool needs_mpi() const;
   [[nodiscard]] bool needs_gpu() const;
-  // Why a backend is not in this build; empty if it is.
+  // Why a backend cannot be used; empty if it can.
   [[nodiscard]] std::string why_not(std::string_view backend) const;
+  // Whether this build has it. What it needs at run time may still be missing.
+  [[nodiscard]] bool in_build(std::string_view backend) const;
   // The size of the checkpoint that the configuration names, if it is on this host; 0: not known.
   [[nodiscard]] std::uint64_t checkpoint_bytes() const;
 };

@@ -13,7 +13,9 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "kernels/quantize.h"
+#include "plugin/publish/batch_memory.h"
 #include "plugin/publish/publisher.h"
+#include "plugin/publish/quantized_source.h"
 #include "plugin/receive/receiver.h"
 #include "tools/bench/measure.h"
 #include "tools/temporary_directory.h"
@@ -58,6 +60,61 @@ class Side final : public WeightSource {
   std::vector<OfferedTensor> offered_;
 };
 
+// The new state as the tensors of a base in FP8 blocks, quantized in visit() as a trainer does it.
+class QuantizedSide final : public WeightSource {
+ public:
+  static Result<QuantizedSide> make(const BenchData& data, unsigned threads) {
+    QuantizedSide side(threads);
+    for (const TensorPair& pair : data.pairs) {
+      const std::uint64_t rows = pair.units / kColumns;
+      const std::string name = concat(data.layout[pair.tensor].name, ".weight");
+      DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec codes,
+                                 TensorSpec::make(name, DType::kF8E4M3, {rows, kColumns}));
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          TensorSpec scales, TensorSpec::make(concat(name, kScaleSuffix), DType::kF32,
+                                              {quantize_blocks(rows), quantize_blocks(kColumns)}));
+      side.specs_.push_back(std::move(codes));
+      side.specs_.push_back(std::move(scales));
+      side.weights_.push_back(pair.new_data);
+    }
+    return side;
+  }
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return specs_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    constexpr std::uint64_t kBatch = QuantizedSource::kBatchBytes;
+    BatchMemory memory(kBatch + BatchMemory::kSlack);
+    std::vector<OfferedTensor> batch;
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      const TensorSpec &codes = specs_[2 * i], &scales = specs_[2 * i + 1];
+      if (bytes + codes.size_bytes + scales.size_bytes > kBatch && !batch.empty()) {
+        DRIFTLESS_RETURN_IF_ERROR(use(batch));
+        batch.clear();
+        memory.reset();
+        bytes = 0;
+      }
+      bytes += codes.size_bytes + scales.size_bytes;
+      std::byte* const codes_at = memory.take(codes.size_bytes);
+      std::byte* const scales_at = memory.take(scales.size_bytes);
+      DRIFTLESS_RETURN_IF_ERROR(quantize_fp8(quantizer(), QuantizeRule::kLinear, weights_[i],
+                                             codes.shape[0], kColumns, threads_, codes_at,
+                                             scales_at));
+      batch.push_back({2 * i, codes_at});
+      batch.push_back({2 * i + 1, scales_at});
+    }
+    return use(batch);
+  }
+
+ private:
+  static constexpr std::uint64_t kColumns = 2048;
+  explicit QuantizedSide(unsigned threads) : threads_(threads) {}
+
+  unsigned threads_;
+  std::vector<TensorSpec> specs_;
+  std::vector<const std::byte*> weights_;
+};
+
 struct Roads {
   std::unique_ptr<SendRoad> send;
   std::unique_ptr<ReceiveRoad> receive;
@@ -96,6 +153,10 @@ class HostMeasurement {
 
   // `changing`: 1 % changes in every version, otherwise nothing.
   Result<Times> run(Encoding encoding, bool changing, ProofRule proof) {
+    return run(encoding, older_, changing ? newer_ : older_, proof);
+  }
+  // Publishes `even` and `odd` in turn.
+  Result<Times> run(Encoding encoding, WeightSource& even, WeightSource& odd, ProofRule proof) {
     DRIFTLESS_ASSIGN_OR_RETURN(const TemporaryDirectory directory, TemporaryDirectory::create());
     const bool interchange = encoding == Encoding::kXor || encoding == Encoding::kOverwrite;
     DRIFTLESS_ASSIGN_OR_RETURN(const Roads roads,
@@ -109,7 +170,7 @@ class HostMeasurement {
     if (encoding != Encoding::kFull) publishing.encoding = encoding;
     SoloGroup group;
     DRIFTLESS_ASSIGN_OR_RETURN(const auto publisher,
-                               Publisher::open(publishing, group, *roads.send, nullptr, older_));
+                               Publisher::open(publishing, group, *roads.send, nullptr, even));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const auto target, make_owned_target(posix_file_system(), std::nullopt, options_.threads));
     ReceiverOptions receiving;
@@ -120,7 +181,7 @@ class HostMeasurement {
         Receiver::open(receiving, *roads.receive, *target, Deadline::after(kDeadline)));
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport anchor, take(*receiver));
     static_cast<void>(anchor);
-    return follow(*publisher, *receiver, changing);
+    return follow(*publisher, *receiver, even, odd);
   }
 
  private:
@@ -130,12 +191,13 @@ class HostMeasurement {
     return error(StatusCode::kDeadlineExceeded, "no version to measure came over the road");
   }
 
-  Result<Times> follow(Publisher& publisher, Receiver& receiver, bool changing) {
+  Result<Times> follow(Publisher& publisher, Receiver& receiver, WeightSource& even,
+                       WeightSource& odd) {
     std::vector<double> make, fetch, stage, apply;
     Times times;
     for (unsigned i = 0; i < kFirstVersions + std::max(1U, options_.repeats); ++i) {
       DRIFTLESS_ASSIGN_OR_RETURN(const PublishReport made,
-                                 publisher.publish(changing && i % 2 == 0 ? newer_ : older_));
+                                 publisher.publish(i % 2 == 0 ? odd : even));
       DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport taken, take(receiver));
       if (i < kFirstVersions) continue;
       make.push_back(made.process_ms / 1e3);
@@ -157,23 +219,6 @@ class HostMeasurement {
   const std::uint64_t side_bytes_;
 };
 
-// Seconds per weight to make its FP8 code, with all threads.
-Result<double> quantizing(const BenchData& data, const MeasureOptions& options, unsigned threads) {
-  constexpr std::uint64_t kColumns = 2048;
-  const std::uint64_t rows = data.side_bytes / 2 / kColumns, weights = rows * kColumns;
-  std::vector<std::byte> codes(weights);
-  std::vector<float> scales(quantize_blocks(rows) * quantize_blocks(kColumns));
-  std::vector<double> seconds;
-  for (unsigned i = 0; i < 1 + std::max(1U, options.repeats); ++i) {
-    Stopwatch watch;
-    DRIFTLESS_RETURN_IF_ERROR(
-        quantize_fp8(quantizer(), QuantizeRule::kLinear, data.new_bytes().data(), rows, kColumns,
-                     threads, codes.data(), reinterpret_cast<std::byte*>(scales.data())));
-    if (i > 0) seconds.push_back(watch.lap_ms() / 1e3);  // the first round touches new memory
-  }
-  return median(seconds) / static_cast<double>(weights);
-}
-
 }  // namespace
 
 Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
@@ -191,8 +236,10 @@ Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Times swept, host.run(Encoding::kDeltas, false, kSwept));
   DRIFTLESS_ASSIGN_OR_RETURN(const Times idle, host.run(Encoding::kDeltas, false, kUnswept));
   add("compare.host", "B/s", 2 * weights / idle.make);
-  DRIFTLESS_ASSIGN_OR_RETURN(const double quantize, quantizing(data, options, threads));
-  add("quantize", "s", quantize);
+  DRIFTLESS_ASSIGN_OR_RETURN(QuantizedSide quantized, QuantizedSide::make(data, threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Times codes,
+                             host.run(Encoding::kDeltas, quantized, quantized, kUnswept));
+  add("quantize", "s", codes.make / weights);
   add("sweep", "s", std::max(1e-12, (swept.stage - idle.stage) / weights));
   add("apply.fixed", "s", idle.apply);
   for (const EncodingInfo& encoding : all_encodings()) {

@@ -18,8 +18,8 @@ struct MeasureOptions {
   unsigned repeats = 5;              // number of versions for the medians
 };
 
-// Measures the processor's rates: compare.host, encode.*, decode.*, sweep, apply.*, hash,
-// mpi_rma.put. Uses files in TMPDIR and /dev/shm while it runs.
+// Measures the processor's rates: compare.host, quantize, encode.*, decode.*, sweep, apply.*, hash.
+// Uses files in TMPDIR and /dev/shm while it runs.
 [[nodiscard]] Result<std::vector<Figure>> measure_figures(const MeasureOptions& options);
 
 }  // namespace driftless

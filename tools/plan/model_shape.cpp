@@ -78,8 +78,7 @@ class Fields {
   [[nodiscard]] double number_or(std::string_view key, double otherwise, double least = 0) {
     return has(key) ? number(key, least) : otherwise;
   }
-  // Counts those of the first `layers` that end a group of `step` layers and are listed under
-  // `key`.
+  // Counts the numbers i in the list `key` for which i < layers and i + 1 is a multiple of `step`.
   [[nodiscard]] double listed(std::string_view key, double layers, std::uint64_t step) {
     if (!has(key)) return 0;
     const auto list = json_u64_list(config_, key, what_);

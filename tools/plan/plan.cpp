@@ -31,13 +31,11 @@ class Planner {
         road_(road),
         encoding_(encoding),
         gpu_(input.device == Device::kGpu),
-        trainer_gpu_(gpu_ && !input.fp8),
+        trainer_gpu_(gpu_ && input.snapshot != "host"),
         full_(encoding == Encoding::kFull),
         weights_("weights", static_cast<double>(input.model.weights), "") {
     const std::uint64_t ranks = input.tp * input.pp * input.dp;
     ranks_ = count("trainer ranks", static_cast<double>(ranks));
-    hosts_ = count("trainer hosts",
-                   static_cast<double>((ranks + input.ranks_per_host - 1) / input.ranks_per_host));
     engine_hosts_ = count(
         "engine hosts",
         static_cast<double>(ceiling(static_cast<double>(input.engines) / input.engines_per_host)));
@@ -84,9 +82,9 @@ class Planner {
     return figure(concat(kind, ".", info(encoding).name));
   }
 
-  // Bytes per changed weight, or per changed code, if `density` of all change. The fewer weights
-  // change, the more bits a position takes: entropy-coded ones one bit more for each halving of the
-  // density, gaps another 2 bytes once they no longer fit.
+  // Bytes per changed weight, or per changed code, if the fraction `density` changes. At a lower
+  // density a position takes more: an entropy-coded one takes one bit more for each halving of the
+  // density, and a gap that does not fit into 16 bits takes 2 bytes more.
   [[nodiscard]] Term bytes_per_change(std::string_view kind, Encoding encoding,
                                       double density) const {
     const Term known = of_encoding(kind, encoding);
@@ -130,30 +128,58 @@ class Planner {
         changed_plain_.named(in_.fp8 ? "changed weights in bf16" : "changed weights", "");
   }
 
+  // Sets what the busiest rank and the busiest host publish.
+  void divide_weights() {
+    if (in_.snapshot == "none") {
+      owned_ = weights_ / ranks_;
+      host_owned_ = owned_ * count("ranks of a host", std::min(ranks_.value(), per_host()));
+      return;
+    }
+    // Each block is published by the lowest rank that holds it. Ranks are numbered by TP, then DP,
+    // then PP, as in Megatron; the ranks of a stage of PP divide its routed experts by EP.
+    const Term experts = count("weights of experts", static_cast<double>(in_.model.experts));
+    const Term others = count("weights beside experts", weights_.value() - experts.value());
+    const Term dense = others / count("TP x PP", static_cast<double>(in_.tp * in_.pp));
+    owned_ = dense;
+    const auto [of_dense, of_experts] = busiest_host(dense.value());
+    host_owned_ = dense * count("ranks of a host that publish them", of_dense);
+    if (experts.value() == 0) return;
+    const Term routed = experts / count("PP x EP", static_cast<double>(in_.pp * in_.ep));
+    owned_ = dense + routed;
+    host_owned_ = host_owned_ + routed * count("ranks of a host that publish experts", of_experts);
+  }
+  [[nodiscard]] double per_host() const { return static_cast<double>(in_.ranks_per_host); }
+  // How many ranks of the host that publishes most publish dense weights, and routed experts.
+  [[nodiscard]] std::pair<double, double> busiest_host(double dense) const {
+    const double routed =
+        static_cast<double>(in_.model.experts) / static_cast<double>(in_.pp * in_.ep);
+    const std::uint64_t stage = in_.tp * in_.dp, ranks = stage * in_.pp;
+    std::pair<double, double> most;
+    for (std::uint64_t first = 0; first < ranks; first += in_.ranks_per_host) {
+      std::pair<double, double> here;
+      for (std::uint64_t rank = first; rank < std::min(first + in_.ranks_per_host, ranks); ++rank) {
+        here.first += rank % stage < in_.tp ? 1 : 0;
+        here.second += rank % stage < in_.ep ? 1 : 0;
+      }
+      const auto weights = [&](const auto& each) {
+        return each.first * dense + each.second * routed;
+      };
+      if (weights(here) > weights(most)) most = here;
+    }
+    return most;
+  }
+
   void size_quantities(double workers) {
     version_formula_ = payload(encoding_);
     version_ = version_formula_.named("version", "B");
-    const auto cut = static_cast<double>(in_.tp * in_.pp);
-    const Term experts = count("weights of experts", static_cast<double>(in_.model.experts));
-    if (in_.snapshot == "none") {
-      owned_ = weights_ / ranks_;
-    } else {  // each block is sent by the lowest rank that holds it
-      const Term others("weights beside experts",
-                        weights_.value() - static_cast<double>(in_.model.experts), "");
-      owned_ = others / count("TP x PP", cut);
-      if (experts.value() > 0) {
-        owned_ = owned_ + experts / count("PP x EP", static_cast<double>(in_.pp * in_.ep));
-      }
-    }
+    divide_weights();
     rank_formula_ = version_ * owned_ / weights_;
     rank_bytes_ = rank_formula_.named("bytes of the busiest rank", "B");
     owned_ = owned_.named("weights of the busiest rank", "");
-    host_bytes_ = (version_ / hosts_).named("bytes of a trainer host", "B");
+    host_formula_ = version_ * host_owned_ / weights_;
+    host_bytes_ = host_formula_.named("bytes of the busiest trainer host", "B");
     // Ranks and workers of a host share its processor; each has its own GPU.
-    crowd_ = count(
-        "ranks on one processor",
-        trainer_gpu_ ? 1
-                     : static_cast<double>(std::min(in_.tp * in_.pp * in_.dp, in_.ranks_per_host)));
+    worked_ = trainer_gpu_ ? owned_ : host_owned_;
     const double crowd = gpu_ ? 1 : std::max(1.0, workers);
     held_ = (weights_ * count("workers on one processor", crowd) /
              count("engine TP", static_cast<double>(in_.engine_tp)))
@@ -171,6 +197,7 @@ class Planner {
   [[nodiscard]] std::string why_not() const {
     const bool interchange = info(encoding_).interchange && !full_;
     if (road_ == PlanRoad::kNccl && !trainer_gpu_) return "nccl carries frames from GPU to GPUs";
+    if (road_ == PlanRoad::kNccl && in_.fp8) return "codes over nccl were not measured";
     if (interchange && road_ != PlanRoad::kSharedFs) return "road.layout: hf_delta is of shared_fs";
     if (interchange && (in_.snapshot == "none" || in_.snapshot == "device")) {
       return "is made from whole tensors: needs snapshot: pinned or host";
@@ -187,16 +214,17 @@ class Planner {
   // --- the trainer -------------------------------------------------------------------------------
 
   [[nodiscard]] Term compare() const {
-    const Term compared =
-        owned_ * crowd_ * weight_bytes_ / figure(concat("compare.", in_.snapshot));
-    if (!in_.fp8) return compared;
-    return owned_ * crowd_ * codes_ / weights_ * figure("quantize") + compared;
+    const Term rate = figure(concat("compare.", in_.snapshot));
+    if (!in_.fp8) return worked_ * kBytes / rate;
+    const Term others("weights in bf16", weights_.value() - codes_.value(), "");
+    return worked_ * codes_ / weights_ * figure(trainer_gpu_ ? "quantize.device" : "quantize") +
+           worked_ * others / weights_ * kBytes / rate;
   }
   [[nodiscard]] Term encode() const {
-    const Term changes = owned_ * crowd_ * rate_;
+    const Term changes = worked_ * rate_;
     if (in_.snapshot != "none" || full_) {
-      const Term time = of_encoding(gpu_ && in_.fp8 ? "host.encode" : "encode", encoding_);
-      return per_change(encoding_) ? changes * time : by_bytes(owned_ * crowd_ * time);
+      const Term time = of_encoding(gpu_ && !trainer_gpu_ ? "host.encode" : "encode", encoding_);
+      return per_change(encoding_) ? changes * time : by_bytes(worked_ * time);
     }
     const Term captured = changes * figure("encode.captured");
     // The host makes what a GPU would write into frames; compression comes on top.
@@ -221,10 +249,10 @@ class Planner {
     }
     // Files and uploads are written while the next bucket is compared.
     const Term write = host_bytes_ / write_rate();
-    const Term behind = fetched + larger(write - made, Term()) + seal();
-    if (road_ == PlanRoad::kObjectStore) return behind;
+    const Term after_compare = fetched + larger(write - made, Term()) + seal();
+    if (road_ == PlanRoad::kObjectStore) return after_compare;
     // Syncs of the part, the manifest and DONE, and of the directories that contain them.
-    return behind + count("syncs", 6) * figure("shared_fs.sync");
+    return after_compare + count("syncs", 6) * figure("shared_fs.sync");
   }
   [[nodiscard]] Term write_rate() const {
     if (road_ == PlanRoad::kSharedFs) return figure("shared_fs.write");
@@ -247,8 +275,8 @@ class Planner {
                                                      : "mpi_rma.get_tcp";
     const Term gets = receivers_ * figure(get);
     const Term in = into_host_ / smaller(link_, gets);
-    if (engine_hosts_.value() <= hosts_.value()) return in;
-    return larger(in, into_host_ * engine_hosts_ / hosts_ / link_);
+    const Term out = out_of_host();
+    return out.value() <= into_host_.value() ? in : larger(in, out / link_);
   }
   [[nodiscard]] Term fetch(const Term& carried) const {
     if (road_ == PlanRoad::kNccl) return into_host_ / figure("bus");  // arrival: host
@@ -259,8 +287,8 @@ class Planner {
     return road_ == PlanRoad::kMpiRma || road_ == PlanRoad::kPeer;
   }
   [[nodiscard]] Term out_of_host() const {
-    if (is_read_from_ranks()) return into_host_ * engine_hosts_ / hosts_;
-    return version_ / hosts_;
+    if (is_read_from_ranks()) return into_host_ * engine_hosts_ * host_owned_ / weights_;
+    return host_formula_;
   }
 
   // --- the receivers -----------------------------------------------------------------------------
@@ -312,14 +340,16 @@ class Planner {
     }
     const Term changes = rank_changes() * Term("position and values", 6, "B") + pool;
     const Term slices("slices", (in_.snapshot == "pinned" ? 2 * 256 : 32) * kMiB, "B");
-    return in_.snapshot == "pinned" ? slices + changes : owned_ * kBytes + slices + changes;
+    if (in_.snapshot == "pinned") return slices + changes;
+    const Term held = owned_ * weight_bytes_ + slices + changes;
+    return in_.fp8 ? held + Term("codes at a time", 256 * kMiB, "B") : held;
   }
   [[nodiscard]] Term trainer_host() const {
     Term sum("buckets", 2 * 64 * kMiB, "B");
     if (in_.snapshot == "none") sum = sum + rank_changes() * Term("captured, twice", 16, "B");
     if (in_.snapshot == "pinned" || in_.snapshot == "host") sum = owned_ * weight_bytes_ + sum;
     if (in_.snapshot == "host") sum = sum + rank_changes() * Term("undo log", 6, "B");
-    if (in_.fp8) sum = sum + Term("codes at a time", 64 * kMiB, "B");
+    if (in_.fp8 && !trainer_gpu_) sum = sum + Term("codes at a time", 64 * kMiB, "B");
     if (!is_read_from_ranks()) return sum;
     const Term ring("road.ring_size", std::max(1024 * kMiB, rank_bytes_.value()), "B");
     return sum + smaller(ring, Term("versions", 64, "") * rank_bytes_);
@@ -350,9 +380,11 @@ class Planner {
   const PlanRoad road_;
   const Encoding encoding_;
   const bool gpu_, trainer_gpu_, full_;
-  Term weights_, changed_, version_, ranks_, hosts_, engine_hosts_, share_, receivers_, link_;
+  Term weights_, changed_, version_, ranks_, engine_hosts_, share_, receivers_, link_;
   Term codes_, weight_bytes_, changed_codes_, changed_plain_, rate_, version_formula_;
-  Term owned_, rank_formula_, rank_bytes_, host_bytes_, crowd_;
+  Term owned_, rank_formula_, rank_bytes_;       // of the busiest rank
+  Term host_owned_, host_formula_, host_bytes_;  // of the busiest trainer host
+  Term worked_;                                  // the weights that one processor or GPU compares
   Term held_, worker_changes_, into_host_formula_, into_host_;
 };
 
@@ -372,12 +404,11 @@ Status check_plan(const PlanInput& input) {
   if (input.tp * input.pp * input.dp > kMostRanks) return refuse("more than 2^20 trainer ranks");
   const double workers = input.engines_per_host * static_cast<double>(input.engine_tp);
   if (workers < 1) return refuse("--engines-per-host: less than one worker on a host");
-  const bool host = input.snapshot == "host";
-  if (input.fp8 && !host) {
-    return refuse("--snapshot ", input.snapshot,
-                  ": with --precision fp8 the trainer compares on its processor: host");
+  const bool host = input.snapshot == "host", cpu = input.device == Device::kCpu;
+  if (input.fp8 && !cpu && !host && input.snapshot != "device") {
+    return refuse("--snapshot ", input.snapshot, ": with --precision fp8: device, or host");
   }
-  if (host != (input.device == Device::kCpu || input.fp8)) {
+  if (host != cpu && !(host && input.fp8)) {
     return refuse("--snapshot ", input.snapshot, ": a ", host ? "GPU" : "CPU", " has ",
                   host ? "none, device or pinned" : "host");
   }

@@ -22,10 +22,10 @@ inline constexpr std::string_view kPlanRoads[] = {"mpi_rma", "nccl", "peer", "sh
 struct PlanInput {
   ModelShape model;
   Device device = Device::kGpu;
-  // The engines' base is in FP8 blocks. The trainer quantizes on its host's processor, and compares
-  // codes and scales there.
+  // The engines' base is in FP8 blocks. The trainer quantizes, and compares codes and scales: on
+  // its GPU (snapshot: device), or on its host's processor (host).
   bool fp8 = false;
-  std::string snapshot = "none";  // none, device or pinned; on a CPU and with fp8 host
+  std::string snapshot = "none";  // none, device or pinned; on a CPU host; with fp8 device or host
   std::uint64_t tp = 1, pp = 1, ep = 1, dp = 1;  // ep splits routed experts over tp x dp ranks
   std::uint64_t ranks_per_host = 8;
   std::uint64_t engines = 1, engine_tp = 1;

@@ -174,7 +174,8 @@ class MetricsReader final : public StatusReader {
     const CommitTimes times = held.received ? held.received->commit : CommitTimes();
     const auto original = published.find(held.version);
     const bool known = original != published.end();
-    // Without the trainer's record nothing is compared or claimed.
+    // Without the trainer's record of this version there is nothing to compare with: leave the
+    // digest out.
     return {who,
             to_hex(held.run),
             held.version,

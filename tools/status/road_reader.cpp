@@ -48,8 +48,9 @@ class RoadReader final : public StatusReader {
         road_(std::move(road)),
         most_versions_(most_versions) {}
 
-  // A trainer may publish and end the run after the list was read, and the next trainer after the
-  // second list. So an end that is ahead of the list is damage only if the list no longer changes.
+  // The end-of-run message may name a later version than the list that was read before it, because
+  // a trainer published in between. Then look again. The message is damaged only if the list did
+  // not change between two looks.
   Result<Sighting> look(const Deadline& deadline) override {
     std::optional<std::pair<Hash128, std::uint64_t>> before;
     while (true) {
@@ -267,10 +268,10 @@ class RoadReader final : public StatusReader {
 
   // Whether the end-of-run message exists.
   [[nodiscard]] bool read_end(Sighting& sighting) {
-    if (opener_.hear_end == nullptr) return false;
-    const auto heard = opener_.hear_end(config_.road_options());
-    if (!heard.ok() || !heard->has_value()) return false;
-    const Result<EndOfRun> end = parse_end(**heard, "closed.json");
+    if (opener_.fetch_end == nullptr) return false;
+    const auto note = opener_.fetch_end(config_.road_options());
+    if (!note.ok() || !note->has_value()) return false;
+    const Result<EndOfRun> end = parse_end(**note, "closed.json");
     RunStatus& status = sighting.status;
     if (!end.ok()) {  // it may be being written: judge by the age
       sighting.notes.emplace_back(end.status().message());

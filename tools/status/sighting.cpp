@@ -33,7 +33,7 @@ void add_engine_problems(const RunStatus& status, std::uint64_t most,
                          std::vector<std::string>& found) {
   for (const EngineRecord& engine : status.engines) {
     const std::string name = concat("engine ", engine.engine, ": ");
-    const std::uint64_t behind = lag(status, engine.version);
+    const std::uint64_t versions_behind = lag(status, engine.version);
     if (!engine.reachable) {
       found.push_back(concat(name, "cannot be reached: ", engine.status.to_string()));
     } else if (engine.reload) {
@@ -42,8 +42,8 @@ void add_engine_problems(const RunStatus& status, std::uint64_t most,
                              engine.status.ok() ? "" : engine.status.to_string()));
     } else if (!engine.status.ok()) {
       found.push_back(concat(name, "its last update failed: ", engine.status.to_string()));
-    } else if (behind > most) {
-      found.push_back(concat(name, counted(behind, "version"), " behind"));
+    } else if (versions_behind > most) {
+      found.push_back(concat(name, counted(versions_behind, "version"), " behind"));
     } else if (!engine.kind.empty() && engine.proven.empty() && engine.version > 0) {
       found.push_back(concat(name, "nothing proves that it holds version ", engine.version));
     }
@@ -55,15 +55,15 @@ void add_rollout_problems(const RunStatus& status, std::uint64_t most,
   for (const RolloutRecord& rollout : status.rollouts) {
     if (rollout.left || rollout.idle) continue;
     const std::string name = concat("rollout ", rollout.id, ": ");
-    const std::uint64_t behind = lag(status, rollout.version);
+    const std::uint64_t versions_behind = lag(status, rollout.version);
     if (rollout.version > status.version) {
       found.push_back(concat(name, "holds version ", rollout.version, ", and the newest one is ",
                              status.version));
-    } else if (behind <= most && !rollout.digest.empty() && !rollout.proven &&
+    } else if (versions_behind <= most && !rollout.digest.empty() && !rollout.proven &&
                rollout.unproven == 0) {
       found.push_back(concat(name, "its digest is not that of version ", rollout.version));
-    } else if (behind > most) {
-      found.push_back(concat(name, counted(behind, "version"), " behind"));
+    } else if (versions_behind > most) {
+      found.push_back(concat(name, counted(versions_behind, "version"), " behind"));
     }
   }
 }
@@ -88,7 +88,7 @@ void judge_by_age(Sighting& sighting, Moment now, bool gone) {
   status.trainer = TrainerState::kUnknown;
   const std::vector<Moment> moments = last_moments(status);
   if (moments.empty()) {
-    sighting.why = "no version says when it was made";
+    sighting.why = "no version has a time";
     return;
   }
   status.trainer_seen = utc_text(moments.back());

@@ -19,11 +19,11 @@ struct Sighting {
   bool stalled = false;  // the trainer's process is alive, but has made no version for too long
 };
 
-// Judges the trainer by the ages of its versions. Ages never prove that a trainer is alive, only
-// that it is silent: the newest version is ten times as old as the usual interval between two
-// versions, and at least a minute old. `gone`: the publisher's process is known to have ended; then
-// twice the interval and at least five seconds suffice. Sets the state (kUnknown unless it is
-// silent) and the reason: "last version 12 s ago, usually one every 3 s".
+// Judges the trainer by the ages of its versions. These can show that a trainer is silent, but
+// never that it is alive. It is silent if its newest version is older than ten times the usual
+// interval between two versions, and than a minute. `gone`: the publisher's process is known to
+// have ended; then twice the interval and five seconds suffice. Sets the state (kUnknown unless it
+// is silent) and the reason: "last version 12 s ago, usually one every 3 s".
 void judge_by_age(Sighting& sighting, Moment now, bool gone = false);
 
 // The problems that an operator must look at; empty: all is well. docs/operate/status.md has the

@@ -71,14 +71,15 @@ Result<std::string> new_nonce() {
   return nonce;
 }
 
-Result<Admission> admit(std::string_view token, std::string_view nonce, std::string_view said) {
-  if (said.size() != kClientProofBytes) {
-    return error(StatusCode::kInvalidArgument, "hub: a proof of ", said.size(), " bytes");
+Result<Admission> admit(std::string_view token, std::string_view nonce, std::string_view proof) {
+  if (proof.size() != kClientProofBytes) {
+    return error(StatusCode::kInvalidArgument, "hub: a proof of ", proof.size(), " bytes");
   }
-  const std::string_view theirs = said.substr(0, kNonceBytes);
+  const std::string_view theirs = proof.substr(0, kNonceBytes);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string expected, derive("client", token, nonce, theirs));
-  if (!same_proof(said.substr(kNonceBytes), expected)) {
-    return error(StatusCode::kInvalidArgument, "hub: somebody does not know the run's token");
+  if (!same_proof(proof.substr(kNonceBytes), expected)) {
+    return error(StatusCode::kInvalidArgument,
+                 "hub: the other process does not have the run's token");
   }
   Admission admitted;
   DRIFTLESS_ASSIGN_OR_RETURN(admitted.key, derive("session", token, nonce, theirs));
@@ -89,7 +90,8 @@ Result<Admission> admit(std::string_view token, std::string_view nonce, std::str
 Result<Admission> answer_hello(std::string_view token, std::string_view hello,
                                std::string* expected_proof) {
   if (hello.size() != kServerHelloBytes || !hello.starts_with(kGreeting)) {
-    return error(StatusCode::kCorrupt, "hub: what listens there is not a leader of this release");
+    return error(StatusCode::kCorrupt,
+                 "hub: the process that listens there is not a leader of this release");
   }
   const std::string_view theirs = hello.substr(kGreeting.size());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string mine, new_nonce());

@@ -31,7 +31,7 @@ struct Admission {
 
 // [server] `said`: the client's kClientProofBytes. kInvalidArgument if the proof is wrong.
 [[nodiscard]] Result<Admission> admit(std::string_view token, std::string_view nonce,
-                                      std::string_view said);
+                                      std::string_view proof);
 // [client] `hello`: the server's kServerHelloBytes.
 [[nodiscard]] Result<Admission> answer_hello(std::string_view token, std::string_view hello,
                                              std::string* expected_proof);
@@ -43,7 +43,8 @@ enum class Direction : unsigned char { kToServer = 1, kToClient = 2 };
 class FrameWriter {
  public:
   FrameWriter(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
-  // The bytes before the content of the next message; and both together.
+  // header() returns the bytes that precede the next message's content; frame() returns them and
+  // the content.
   [[nodiscard]] Result<std::string> header(std::string_view content);
   [[nodiscard]] Result<std::string> frame(std::string_view content);
 

@@ -61,17 +61,17 @@ void send_at_once(const Socket& socket) {
 }
 
 Result<std::string> name_of(const Socket& socket) {
-  sockaddr_storage own{};
-  socklen_t size = sizeof(own);
+  sockaddr_storage local{};
+  socklen_t size = sizeof(local);
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};
-  auto* address = reinterpret_cast<sockaddr*>(&own);
+  auto* address = reinterpret_cast<sockaddr*>(&local);
   if (::getsockname(socket.get(), address, &size) != 0 ||
       ::getnameinfo(address, size, host.data(), host.size(), port.data(), port.size(),
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
     return errno_status(errno, "getsockname");
   }
-  const bool six = own.ss_family == AF_INET6;
+  const bool six = local.ss_family == AF_INET6;
   return concat(six ? "[" : "", host.data(), six ? "]:" : ":", port.data());
 }
 
@@ -115,12 +115,12 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
   return errno_status(failure, concat("hub: connecting to ", address)).with_context("no leader");
 }
 
-Result<std::string> own_host_towards(const std::string& address) {
+Result<std::string> local_host_towards(const std::string& address) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Addresses found, look_up(address, false));
   // Sends no packet; the system only selects the interface.
   const Socket socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (socket.get() < 0 || ::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) {
-    return errno_status(errno, concat("hub: no way to ", address));
+    return errno_status(errno, concat("hub: no route to ", address));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, name_of(socket));
   return name.substr(0, name.rfind(':'));

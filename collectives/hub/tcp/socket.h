@@ -14,7 +14,7 @@ using Socket = Descriptor;
 [[nodiscard]] Result<Socket> connect_to(const std::string& address, const Deadline& deadline);
 // The numeric host part of the address by which this process reaches `address`: "10.0.0.2",
 // "[::1]".
-[[nodiscard]] Result<std::string> own_host_towards(const std::string& address);
+[[nodiscard]] Result<std::string> local_host_towards(const std::string& address);
 // Accepts the next connection; returns an empty Socket (-1) if there is none. kNoSpace: this
 // process has no free descriptor, and the connection waits.
 [[nodiscard]] Result<Socket> accept_one(const Socket& listener);

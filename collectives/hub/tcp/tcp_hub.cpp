@@ -67,7 +67,7 @@ struct Connection {
   Deadline prove_until = Deadline::after(kProofTime);
   Deadline may_stay_until = Deadline::after(kLeastProofTime);
   std::string nonce;  // this side's nonce
-  std::string said;   // the received bytes of the proof
+  std::string proof;  // the received bytes of the proof
   std::optional<FrameReader> reader;
   std::optional<FrameWriter> writer;
   std::deque<SharedContent> outgoing;
@@ -295,24 +295,24 @@ class TcpHub final : public Hub {
     if (connection.finish_until) return;
     for (int rounds = 0; rounds < 64 && !connection.over; ++rounds) {
       const std::size_t most =
-          connection.known() ? std::size_t{64} << 10 : kClientProofBytes - connection.said.size();
+          connection.known() ? std::size_t{64} << 10 : kClientProofBytes - connection.proof.size();
       const Result<std::string> bytes = read_some(connection.socket, most);
       if (!bytes.ok()) connection.end();
       if (!bytes.ok() || bytes->empty()) return;
       if (connection.known()) {
         connection.reader->append(*bytes);
         take_messages(peer, connection, events);
-      } else if (hear_proof(connection, *bytes)) {
+      } else if (accept_proof(connection, *bytes)) {
         events.push_back({HubEvent::Kind::kCame, peer, {}});
       }
     }
   }
 
   // Returns whether the connection is proved now.
-  bool hear_proof(Connection& connection, std::string_view bytes) {
-    connection.said += bytes;
-    if (connection.said.size() < kClientProofBytes) return false;
-    const Result<Admission> admitted = admit(token_, connection.nonce, connection.said);
+  bool accept_proof(Connection& connection, std::string_view bytes) {
+    connection.proof += bytes;
+    if (connection.proof.size() < kClientProofBytes) return false;
+    const Result<Admission> admitted = admit(token_, connection.nonce, connection.proof);
     if (!admitted.ok()) {
       connection.end();
       return false;
@@ -330,7 +330,7 @@ class TcpHub final : public Hub {
       Result<std::optional<std::string>> message = connection.reader->next();
       if (!message.ok()) connection.end();
       if (!message.ok() || !message->has_value()) return;
-      events.push_back({HubEvent::Kind::kSaid, peer, std::move(**message)});
+      events.push_back({HubEvent::Kind::kMessage, peer, std::move(**message)});
     }
   }
 
@@ -398,11 +398,11 @@ Result<std::unique_ptr<Link>> connect_by_tcp(const std::string& address, const s
   const Result<std::string> proof = read_all(socket, kProofBytes, deadline);
   if (!proof.ok()) {
     return proof.status().with_context(
-        concat("the leader at ", address, " did not admit us; is the token the same?"));
+        concat("the leader at ", address, " refused this process; is the token the same?"));
   }
   if (!same_proof(*proof, expected)) {
-    return error(StatusCode::kInvalidArgument, "hub: what listens on ", address,
-                 " does not know the run's token");
+    return error(StatusCode::kInvalidArgument, "hub: the process that listens on ", address,
+                 " does not have the run's token");
   }
   return std::unique_ptr<Link>(std::make_unique<TcpLink>(std::move(socket), mine.key));
 }

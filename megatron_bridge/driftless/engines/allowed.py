@@ -18,7 +18,7 @@ for every engine, as JSON in the environment variable DRIFTLESS_ENGINE:
     configs       {NAME: path}
     config_dir    a directory: NAME stands for its file NAME.yaml
     host_shm_dir  where agents of this host keep their shared memory; default /dev/shm
-    base, run, version, reload      of the engine's weights (ModuleTarget; vllm.py)
+    base, run, version, reload      describe the engine's weights (ModuleTarget; vllm.py)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .. import errors
 
 VARIABLE = "DRIFTLESS_ENGINE"
 AGENT = "host_shm:"
-OWN = "own"
+ENGINE_CONFIG = "own"
 DEFAULT_SHM_DIR = "/dev/shm"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 ANSWER_TOKEN = re.compile(r"[0-9a-f]{16,64}")
@@ -59,13 +59,13 @@ def settings(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     except ValueError as problem:
         raise errors.InvalidArgumentError(f"{VARIABLE} is not JSON: {problem}") from None
     if not isinstance(found, dict):
-        raise errors.InvalidArgumentError(f"{VARIABLE} is no JSON object")
+        raise errors.InvalidArgumentError(f"{VARIABLE} is not a JSON object")
     return found | dict(given or {})
 
 
 def source_of(name: Any, given: Mapping[str, Any]) -> Source:
     """The configuration that `name` stands for; InvalidArgumentError if it is not allowed."""
-    if name is None or name in ("", OWN):
+    if name is None or name in ("", ENGINE_CONFIG):
         if not given.get("config"):
             raise errors.InvalidArgumentError(
                 "no configuration was named, and the engine was started without one: name an agent "
@@ -77,7 +77,7 @@ def source_of(name: Any, given: Mapping[str, Any]) -> Source:
     path = allowed_path(name, given)
     if path is None:
         raise errors.InvalidArgumentError(
-            f"{shown(name)} is no name of a configuration that the engine's operator allowed: "
+            f"{shown(name)} is not a configuration that the engine's operator allowed: "
             f"expected {AGENT}NAME of an agent, or one of {VARIABLE}'s configs or config_dir"
         )
     return Source(path)
@@ -86,7 +86,7 @@ def source_of(name: Any, given: Mapping[str, Any]) -> Source:
 def agent_source(agent: str, given: Mapping[str, Any]) -> Source:
     if not PLAIN_NAME.fullmatch(agent):
         raise errors.InvalidArgumentError(
-            f"{shown(agent)} is no name of an agent: letters, digits, '.', '_' and '-'"
+            f"{shown(agent)} is not an agent's name: expected letters, digits, '.', '_' and '-'"
         )
     road = {"kind": "host_shm", "host_shm": {"name": agent, "dir": shm_dir(given)}}
     return Source(json.dumps({"road": road}))  # JSON is YAML
@@ -115,17 +115,19 @@ def answer_directory(token: Any, directory: str) -> Path:
     """The directory where the driver `token` reads answers. Only this user may have access to
     it."""
     if not isinstance(token, str) or not ANSWER_TOKEN.fullmatch(token):
-        raise errors.InvalidArgumentError(f"{shown(token)} is no token of a driver")
+        raise errors.InvalidArgumentError(f"{shown(token)} is not the token of a driver")
     path = Path(directory) / f"driftless-{os.geteuid()}-answers-{token}"
     try:
         found = path.lstat()
     except OSError as problem:
         raise errors.InvalidArgumentError(
-            f"{path}: {problem.strerror}: the driver runs on this host, as this user"
+            f"{path}: {problem.strerror}: the driver must run on this host, as this user"
         ) from None
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not mine or found.st_mode & 0o077:
-        raise errors.InvalidArgumentError(f"{path}: is no directory of this user alone")
+        raise errors.InvalidArgumentError(
+            f"{path}: expected a directory that only this user can access"
+        )
     return path
 
 

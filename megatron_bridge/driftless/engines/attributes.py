@@ -17,8 +17,9 @@ _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 @dataclass
 class Attribute:
-    """`path` leads from the module's __dict__, through `top`, to the tensor. `path` and `top` are
-    None if only the place is meant."""
+    """A tensor in a module's __dict__ (`root`). `path` has the keys that lead to it: an attribute's
+    name, then indexes into lists, dicts and helper objects. `top` is the attribute's value, and
+    `tensor` the tensor. Both are None if the Attribute describes only a place."""
 
     name: str
     root: dict[str, Any]
@@ -49,7 +50,7 @@ class Attribute:
 
 
 def attributes_of(prefix: str, root: dict[str, Any]) -> Iterator[Attribute]:
-    """Their places."""
+    """The places of all tensors that `root`, a module's __dict__, keeps as plain attributes."""
     for key, value in list(root.items()):
         if key not in _OF_MODULES:
             for path in _tensors_in(value, (key,)):

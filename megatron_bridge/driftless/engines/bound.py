@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of modules by their memory: parameters, buffers, and tensors kept as plain
-attributes. Views are described by their geometry."""
+"""Describes where the tensors of modules lie in memory: parameters, buffers, and tensors kept as
+plain attributes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Binding:
         return self.module._parameters if self.is_parameter else self.module._buffers
 
     def slot(self) -> tuple[dict[str, Any], str, str, torch.Tensor]:
-        """The table, the name in it, and the tensor there: for checks that make no calls."""
+        """Where the name is looked up, and the tensor expected there, for checks that must be
+        fast."""
         kind = "_parameters" if self.is_parameter else "_buffers"
         return self.module.__dict__, kind, self.attribute, self.tensor
 
@@ -193,7 +194,7 @@ class BoundTensors:
 
     @contextmanager
     def with_attributes(self) -> Iterator[None]:
-        """While it is open, the current attributes are among the storages."""
+        """While this context is open, `storages` includes the memory of the current attributes."""
         for place in self.places:
             current = place.current()
             if isinstance(current, torch.Tensor) and current.device.type != "meta":
@@ -209,7 +210,7 @@ class BoundTensors:
             self.attributes, self.beside = [], set()
 
     def rebound_attributes(self) -> list[Attribute]:
-        """Attributes replaced since they were noted."""
+        """Attributes that were replaced since with_attributes() was entered."""
         return [each for each in self.attributes if each.current() is not each.tensor]
 
     def find(self, tensor: torch.Tensor) -> Storage | None:

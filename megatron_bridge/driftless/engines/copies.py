@@ -19,7 +19,7 @@ from .tracing import Trace
 # Tensors with fewer elements or fewer distinct values may be equal by chance.
 _FEWEST_ELEMENTS, _FEWEST_VALUES = 16, 8
 _PART = 1 << 22  # elements per step
-# A fused copy has at most so many sources, and is looked for among at most so many neighbors.
+# Limits of the search for fused copies: sources per copy, and sources of one owner.
 _MOST_FUSED, _MOST_NEAR = 4, 16
 
 Mark = tuple[int, int, int]  # count, and two sums of the values that ignore their order
@@ -42,8 +42,8 @@ class Source:
 def unexplained_copies(
     bound: BoundTensors, goes_to: dict[int, set[str]], explained: Container[str], trace: Trace
 ) -> Iterator[tuple[str, Source]]:
-    """Pairs of (a tensor that no checkpoint tensor fills, the source that it copies). A tensor may
-    also copy several sources of one owner together."""
+    """Yields (a tensor that no checkpoint tensor fills, a source that it copies). A tensor that
+    copies several sources of one owner together is in several pairs."""
     sources = _sources(bound, goes_to, trace)
     alone: dict[int, list[list[Source]]] = defaultdict(list)  # elements -> sources
     for source in sources:
@@ -103,7 +103,7 @@ def _candidates(
 
 
 def _fused(near: list[Source]) -> dict[int, list[list[Source]]]:
-    """elements -> groups of sources that have so many together."""
+    """Groups of sources, by their total number of elements."""
     groups: dict[int, list[list[Source]]] = defaultdict(list)
     for count in range(2, _MOST_FUSED + 1) if len(near) <= _MOST_NEAR else ():
         for some in combinations(near, count):

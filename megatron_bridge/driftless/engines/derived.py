@@ -2,11 +2,12 @@
 """Tensors that a module computes from its parameters after loading: MLA's w_kc and w_vc, fused
 copies, scales. They are attributes, or parameters that no checkpoint tensor fills.
 
-Engines have functions that compute them. Each function runs once, watched, when the target is made:
-which parameters it reads, and what it writes. If that run leaves every bit as it was, the function
-runs again after every commit. If it does not, or if no known function makes a copy of a parameter,
-a version that changes the parameter is refused. Rotary tables, masks and caches have no such
-function, or one that reads no parameter, and are left alone.
+Engines have functions that compute them. When the target is made, each function runs once under
+observation, which shows what it reads and writes. If that run changes no bit, the function runs
+again after every commit. A version is refused if it changes a parameter that cannot be followed:
+one that is read by a function which did change bits, or one of which the module holds a copy that
+no known function computes. Rotary tables, masks and caches are left alone: no function computes
+them, or one that reads no parameter.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Refresh:
 def find_refreshes(
     modules: Iterable[tuple[str, torch.nn.Module]], dtype: torch.dtype | None = None
 ) -> list[Refresh]:
-    """Methods of those names, outermost only; `dtype` is passed to those that take one."""
+    """The modules' METHODS. Of nested post_load_weights only the outermost is returned, because it
+    calls the others. `dtype` is passed to methods that take one."""
     found: list[Refresh] = []
     for first, module in modules:
         taken: list[str] = []
@@ -121,7 +123,7 @@ class _Probe(WholeLoad):
         super().ended()
 
     def pass_on(self, new: Any, old: torch.Tensor) -> None:
-        """Copies a replacement of a tensor into the tensor's own memory."""
+        """Marks `old` as computed if its replacement was computed."""
         if isinstance(new, torch.Tensor) and storage_key(new) in self.computed:
             self.note_computed(old)
 
@@ -149,7 +151,8 @@ class Derived:
         return {name: each.refresh.name for each in self.derivations for name in each.results}
 
     def refresh(self) -> None:
-        """Everything keeps its memory: a CUDA graph may hold its address."""
+        """Computes all derived tensors in their present memory: a CUDA graph may hold its
+        address."""
         if not self.derivations:
             return
         with torch.no_grad(), self.bound.with_attributes():
@@ -173,8 +176,9 @@ class Derived:
 def derive(
     bound: BoundTensors, plan: Plan, trace: Trace, refreshes: Sequence[Refresh]
 ) -> tuple[Derived, dict[str, str]]:
-    """Tries the refreshes, and marks in the plan the tensors from which the loader must compute.
-    Second result: the tensors that cannot be followed, with the reason."""
+    """Tries the refreshes. If only the loader computes something from a tensor, the plan leaves
+    that tensor to the loader. Second result: the tensors that cannot be followed, with the
+    reason."""
     goes_to: dict[int, set[str]] = defaultdict(set)
     for name, copies in trace.copies.items():
         for copy in copies:

@@ -42,9 +42,9 @@ class ModuleReloads(Protocol):
 class LoadLayout:
     """`loading(stand_ins)`: a context in which the engine's loader finds the parameters that it
     expects. `unwritable()`: parameters that must not be written in place although they hold the
-    loaded values, with the reason. `only_rule`: the one quantization rule whose codes and scales
-    the engine keeps unchanged in a parameter ("": it changes none). `advice`: what the operator can
-    set so that a parameter stays as loaded."""
+    loaded values, with the reason. `only_rule`: the only quantization rule whose codes and
+    scales the engine keeps unchanged in a parameter ("": it keeps those of every rule). `advice`:
+    what the operator can set so that a parameter stays as loaded."""
 
     loading: Callable[[StandIns], AbstractContextManager[Any]] = lambda _: nullcontext()
     unwritable: Callable[[], Mapping[str, str]] = dict
@@ -72,7 +72,8 @@ class Restored:
     address: int = 0
 
     def put_back(self) -> None:
-        """Keeps what the loader itself put there: BoundTensors.rebound finds and reports it."""
+        """Restores the engine's value, unless the loader replaced the parameter:
+        BoundTensors.rebound() finds and reports such a replacement."""
         there = self.table.get(self.name)
         if self.held is not None and (
             there is not self.view or self.view.data_ptr() != self.address
@@ -129,7 +130,8 @@ def put_back(restored: list[Restored], stand_ins: StandIns) -> Iterator[None]:
 
 # --- tensors that may be computed from codes and scales -------------------------------------------
 
-# Words in the names of tensors that quantized layers compute from their weights, and in others.
+# Words in the names of tensors that quantized layers compute from their weights, and words that
+# rule this out.
 _COPIES, _NO_COPIES = ("weight", "scale"), ("input_scale", "expert")
 
 
@@ -151,7 +153,7 @@ def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
         tensors += [pair for owner in owners for pair in owner.items()]
         for name, tensor in tensors:
             if _may_be_a_copy(name, tensor) and storage_key(tensor) not in followed:
-                why = f"'{name}' beside it may be computed from it, and nothing makes it again"
+                why = f"its layer's '{name}' may be computed from it, and nothing computes it again"
                 found |= {each.name: why for each in ours}
     return found
 

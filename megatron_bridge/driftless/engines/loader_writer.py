@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes through a module's own loader the tensors that have no map: masked overwrites, whole
-tensors."""
+"""Writes the tensors that have no map through the module's own loader, as masked overwrites or as
+whole tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .whole import WholeLoad
 
 @dataclass(frozen=True)
 class _Pass:
-    """A masked tensor to make; with `only`, from just the new values that have these bits."""
+    """A masked tensor to make. With `only`, it holds only the new values with these bits."""
 
     name: str
     sentinel: int
@@ -108,17 +108,17 @@ class LoaderWriter:
         return refused
 
     def take_group(self, group: ReloadGroup) -> str | None:
-        """From now on the engine loads these modules again. Returns why that fails, if it does: it
-        is tried with the checkpoint's values, as above."""
+        """From now on commits have the engine load these modules again. Tries that with the
+        checkpoint's values, like prove(); returns why it fails, or None."""
         tensors = {name: self._base(name).clone() for name in group.names}
         load = WholeLoad(self._bound)
         try:
             self._run_group(load, group, tensors)
             if not load.before:
-                return "loading them again writes nothing that is seen"
+                return "loading them again makes no write that can be observed"
             changed = load.changed(but=())
             if changed is not None:
-                return f"loading them again does not give what '{changed}' holds"
+                return f"loading them again gives other values than '{changed}' holds"
         except Exception as error:
             return f"loading them again fails ({_first_line(error)})"
         finally:
@@ -166,7 +166,7 @@ class LoaderWriter:
         """Why the loader cannot be used for these: it writes them outside torch's dispatch. Such a
         write would put sentinels into them, and could not be undone."""
         named = sorted(self._bound.storages[key].name for key in storages)
-        return f"it is written into '{named[0]}' by something that is not seen" if named else None
+        return f"the write into '{named[0]}' cannot be observed" if named else None
 
     def _try_whole(self, name: str, storages: set[int], hooks: Container[int]) -> str | None:
         if self._load is None:
@@ -175,7 +175,7 @@ class LoaderWriter:
         try:
             load.load(self._load, name, self._base(name).clone())
             if not load.before:
-                return "by itself it is not loaded, or in a thread that is not seen"
+                return "the loader does not load it alone, or does so where it cannot be observed"
             if why := self._unseen(storages - load.before.keys()):
                 return why
             other = load.changed(but=hooks)
@@ -185,7 +185,7 @@ class LoaderWriter:
             load.undo()
         if other is None:
             return None
-        return f"loading it again does not give what '{other}' holds (changed after loading)"
+        return f"loading it again gives other values than '{other}' holds (changed after loading)"
 
     def names(self) -> list[str]:
         return [*self._masked, *self._shadows]
@@ -244,28 +244,29 @@ class LoaderWriter:
         self._whole = {}
 
     def undo(self) -> None:
-        quiet = self._quiet()
+        unmoved = self._unmoved()
         self._undo_loads()
         self._shadows.update(self._replaced)
         self._replaced = {}
-        if quiet:
+        if unmoved:
             self._remember_moves()
 
     def written(self) -> None:
         """After all writes, or their undo: computes the derived tensors."""
         if not self.derived.derivations:
             return
-        quiet = self._quiet()
+        unmoved = self._unmoved()
         self.derived.refresh()
         self._wait()
-        if quiet:
+        if unmoved:
             self._remember_moves()
 
     def drop(self) -> None:
         self._changes, self._whole, self._chunks, self._filled = None, {}, [], None
         self._done, self._replaced = [], {}
 
-    def _quiet(self) -> bool:
+    def _unmoved(self) -> bool:
+        """Whether the engine has moved or written no tensor (moves.py)."""
         return self.moves is None or not self.moves.found().what
 
     def _remember_moves(self) -> None:
@@ -280,7 +281,7 @@ class LoaderWriter:
             torch.cuda.current_stream(device).synchronize()
 
     def _undo_loads(self) -> None:
-        """If one undo raises it stays in the list, and so do all that were to follow it."""
+        """An undo that raises stays in the list, with all that remain."""
         while self._done:
             self._done[-1]()
             self._done.pop()
@@ -314,7 +315,7 @@ class LoaderWriter:
 
     def _cut(self, changes: Any) -> list[_Chunk]:
         """Splits into chunks whose full-shape tensors have up to chunk_bytes; a larger tensor gets
-        a chunk of its own. On a GPU the limit is what is left of chunk_bytes; the rest stays on the
+        a chunk of its own. On a GPU the limit is _gpu_bytes(); tensors that exceed it stay on the
         host."""
         masked = [name for name in changes.names if name in self._masked]
         gpu_bytes = self._gpu_bytes(changes, masked)
@@ -378,7 +379,7 @@ class LoaderWriter:
         return chunk.tensors
 
     def _on_gpu(self, chunk: _Chunk, i: int) -> MaskedTensor:
-        time.sleep(0)  # yields the GIL: the engine generates
+        time.sleep(0)  # yields the GIL to the engine, which is generating
         number, at, sentinel = chunk.dense[i]
         tensor = self._gpu.tensor(number, at).torch()
         name = chunk.passes[i].name

@@ -28,11 +28,11 @@ class Loaders:
         layout: LoadLayout,
     ) -> None:
         self.stand_ins: StandIns = {}  # of the loader that is running
-        load = load_weights or own_loader(module)
+        load = load_weights or module_loader(module)
         self.model = load and layout.wrap(load, self.stand_ins)
         self.drafters: dict[str, LoadWeights] = {}
         for name, drafter in drafters.items():
-            load = own_loader(drafter)
+            load = module_loader(drafter)
             if load is None:
                 raise InvalidArgumentError(f"drafter '{name}' has no load_weights")
             self.drafters[name] = layout.wrap(load, self.stand_ins)
@@ -88,7 +88,7 @@ def _taken(
     return taken
 
 
-def own_loader(module: torch.nn.Module) -> LoadWeights | None:
+def module_loader(module: torch.nn.Module) -> LoadWeights | None:
     """The module's load_weights, without the wrapper that counts foreign calls (moves.py)."""
     load: Callable[..., Any] | None = getattr(module, "load_weights", None)
     return getattr(load, "uncounted", load)

@@ -65,7 +65,7 @@ class StagedTensor:
     device: torch.device
 
 
-# For a copy, by its two views and dtypes: (a native map or None, the target's dtype).
+# For each copy, keyed by its two views and dtypes: (its native map or None, the target's dtype).
 Maps = dict[tuple[Any, ...], tuple[Any, str]]
 
 
@@ -92,7 +92,7 @@ class MaskedLoad(Watching):
             self.tensors[storage_key(each.tensor)] = each
             if each.staged is not None:
                 self.stream(each.staged.device)  # this thread's stream, whichever thread copies
-            if _without_modes is None:  # then some readers are not seen
+            if _without_modes is None:  # some reads go unobserved in these releases of torch
                 each.make_content()
             pairs.append((each.name, self.offer(each.name, each.tensor)))
 
@@ -111,13 +111,14 @@ class MaskedLoad(Watching):
             self.tensors.clear()  # they are large, and undo() does not need them
 
     def check_all_seen(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
-        """Raises unless every traced tensor was copied. A copy in an unseen thread would write the
-        sentinels, and a copy that waits for another tensor would not happen. So the target tries
-        every tensor with its own values first."""
+        """Raises unless a copy of every tensor was observed. A copy can be missing because a thread
+        made it that is not observed, which would write sentinels into the module, or because the
+        loader waits for another tensor. To find such loaders without harm, the target first loads
+        every tensor with its present values."""
         seen = set().union(*self.filled.values())
         for name, _ in pairs:
             if name not in seen:
-                raise UnsupportedError(f"the loader makes no copy of tensor '{name}' that is seen")
+                raise UnsupportedError(f"no copy of tensor '{name}' by the loader was observed")
 
     def undo(self) -> None:
         self.bound.restore()
@@ -190,7 +191,8 @@ class MaskedLoad(Watching):
         return source.detach() if dtype == source.dtype else None
 
     def take_copy(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """Whether this is a copy of a masked tensor into the module: then we make it."""
+        """Makes the copy if it is one of a masked tensor into the module. Returns whether it
+        was."""
         masked = self.tensors.get(storage_key(source))
         storage = self.bound.find(target) if masked is not None else None
         if masked is None or storage is None:

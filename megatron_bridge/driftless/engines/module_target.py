@@ -128,7 +128,7 @@ class ModuleTarget(_native.MappedTarget):
             trace.unwritable |= dict.fromkeys(names, f"'{parameter}': {why}")
         empty = unloaded(bound, trace, tuple(f"{name}." for name in self._loaders.drafters))
         if empty is not None:
-            why = f"it goes nowhere, and nothing of the checkpoint goes to '{empty}'"
+            why = f"the loader copies it nowhere, and no checkpoint tensor fills '{empty}'"
             lost = {spec.name for spec in self._layout.tensors} - trace.problems.keys()
             lost -= {name for name, copies in trace.copies.items() if copies}
             trace.unwritable |= dict.fromkeys(lost, why)
@@ -286,14 +286,14 @@ class ModuleTarget(_native.MappedTarget):
             return []
         if self._moves.lost() and self.unpublished:
             raise MismatchError(
-                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no "
-                "version brings it back: reload the engine's weights first"
+                f"{found.what[0]}; the run does not publish '{self.unpublished[0]}', so no version "
+                "restores it: reload the engine's weights first"
             )
         state, before = self.state, self._made
         made = self._trace()
         other = _unlike(made.plan, before.plan)
         if other:
-            found.what.append(f"'{other}' goes elsewhere now")
+            found.what.append(f"the loader puts '{other}' elsewhere now")
         # Otherwise the places changed, but not the values.
         suspect = found.everything or bool(found.storages) or other is not None
         if not (
@@ -320,7 +320,7 @@ class ModuleTarget(_native.MappedTarget):
         self._refuse_unwritable(made)
         for name in (*made.plan.whole, *made.plan.masked):
             if name not in before.plan.whole and name not in before.plan.masked:
-                made.refused[name] = "it was traced again, and does not go by maps any more"
+                made.refused[name] = "a new trace of the loader found no maps for it"
         made.plan.notes = {**before.plan.notes, **made.plan.notes}
         made.writer.inherit(before.writer, made.trace)
 
@@ -332,9 +332,9 @@ class ModuleTarget(_native.MappedTarget):
         digests: Mapping[str, str],
         suspect: bool,
     ) -> bool:
-        """Whether the weights are still the version before: each tensor's share has the same sum as
-        before, or the whole tensor's digest, and all its copies agree. `suspect`: tensors that
-        cannot be read back may have changed."""
+        """Whether the weights are still the version before. For each tensor, the share must have
+        the same sum as before, or the sum must be the whole tensor's digest, and all copies must
+        agree. `suspect`: tensors that cannot be read back may have changed."""
         if not state.valid:
             return False
         tracked = self.tracked()
@@ -355,7 +355,7 @@ class ModuleTarget(_native.MappedTarget):
         ) and self._places_agree(made.plan)
 
     def _places_agree(self, plan: Plan) -> bool:
-        """Replicas and tied copies do not count in a share, so they are compared with it."""
+        """Whether replicas and tied copies equal the place that a share counts."""
         names = {spec.name for spec in (self.layout or self._layout).tensors}
         return not any(
             self.blocks(name, BLOCK_UNITS)[1]

@@ -127,7 +127,7 @@ class Moves:
         for (name, counter), seen in zip(self.loads, self.seen_loads, strict=True):
             if counter.calls != seen:
                 whose = f"{name}.load_weights" if name else "load_weights"
-                found.what.append(f"{whose}() was called by somebody else")
+                found.what.append(f"{whose}() was called by other code")
                 found.everything = True
         self.find_moved(found, paused)
         versions = self.read_versions()
@@ -164,22 +164,21 @@ class Moves:
     def find_written(self, found: Found, versions: list[int]) -> None:
         for each, now, before in zip(self.followed, versions, self.versions, strict=True):
             if now != before and not each.rebound():
-                found.what.append(f"'{each.name}' was written by somebody else")
+                found.what.append(f"'{each.name}' was written by other code")
                 found.storages.add(storage_key(each.data))
 
     def find_rebound(self, found: Found) -> None:
         for each in self.bound.rebound():
             found.what.append(
-                f"'{each.name}' is not the tensor that it was: the engine put another one in its "
-                "place, or other memory below it"
+                f"'{each.name}' is another tensor now: the engine replaced it or its memory"
             )
             if not _same_values(each):
                 found.storages.add(storage_key(each.data))
 
 
 class Table:
-    """The remembered value of one table. On a GPU the values are compared only if torch counted a
-    write: reading them takes longer than a commit may."""
+    """The remembered value of one table. Reading values from a GPU takes longer than a commit may,
+    so there they are compared only if torch counted a write."""
 
     def __init__(self, value: Any) -> None:
         self.tensor = value if isinstance(value, torch.Tensor) else None

@@ -35,7 +35,7 @@ class Plan:
     whole: dict[str, str] = field(default_factory=dict)
     reload: dict[str, str] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
-    # for tensors with maps, or without any destination
+    # what to report of tensors that have maps or no destination
     notes: dict[str, str] = field(default_factory=dict)
 
     def demote(self, name: str, why: str) -> None:
@@ -204,10 +204,10 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> dict[int, str]:
 def guard_swapped(
     plan: Plan, bound: BoundTensors, layout: Any, base: Callable[[str], torch.Tensor]
 ) -> set[str]:
-    """As guard(); then tries the parameters that differ with their halves swapped, together with
-    the other parameters of their modules that have two halves (a scale may be the same in both).
-    Tensors that still differ go to the loader, with all tensors mapped into the same memory.
-    Returns the swapped parameters."""
+    """As guard(). If a parameter differs, tries the maps with swapped halves, for all parameters of
+    its module that have two halves: a scale may have equal halves, and must be swapped with its
+    weight. Tensors that still differ go to the loader, with all tensors mapped into the same
+    memory. Returns the swapped parameters."""
     differing = guard(plan, base)
     owners = {name.rpartition(".")[0] for name in differing.values()}
     halved, others = _halved(plan, bound, owners)

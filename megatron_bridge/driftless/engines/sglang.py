@@ -64,7 +64,7 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
-    # A pure query answers to its own caller, not to the driver.
+    # The reply to a pure query goes to its caller, not to the driver.
     if command["phase"] in ("shares", "read") or command.get("quiet"):
         where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
         Answers(where).write(query(receiver, command, str(command.get("nonce", ""))))
@@ -86,7 +86,7 @@ def query(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
 
 
 def receiver_of(model: Any, rank: int) -> RankReceiver:
-    made = model.__dict__.get("_driftless_follower")
+    made = model.__dict__.get("_driftless_receiver")
     if made is None:
 
         given = allowed.settings()
@@ -99,7 +99,7 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
                                 chunk_bytes=chunk_bytes, placement=experts,
                                 load_layout=load_layout(model), rank=rank)  # fmt: skip
 
-        made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
+        made = model.__dict__["_driftless_receiver"] = RankReceiver(rank, make_target, given)
         with contextlib.suppress(ImportError):  # older releases
             from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 
@@ -122,33 +122,33 @@ def load_layout(model: Any) -> LoadLayout:
 
 
 def note_releases(
-    savers: Sequence[type], follower: RankReceiver, kept: Callable[[], bool]
+    savers: Sequence[type], receiver: RankReceiver, kept: Callable[[], bool]
 ) -> None:
-    """Reports to the follower when SGLang releases the memory of its weights
-    (/release_memory_occupation), and when it has it again. `savers`: the classes that do this;
-    `kept`: whether the values come back, too."""
+    """Notifies the receiver when SGLang releases the memory of its weights
+    (/release_memory_occupation), and when SGLang has allocated it again. `savers`: the classes that
+    do this; `kept`: whether SGLang also restores the values."""
     for saver in savers:
-        followers = saver.__dict__.get("_driftless_followers")
-        if followers is None:
-            followers = saver._driftless_followers = WeakSet()  # type: ignore[attr-defined]
-            saver.pause = _notifying(saver.pause, followers, kept)  # type: ignore[attr-defined]
-            saver.resume = _notifying(saver.resume, followers, None)  # type: ignore[attr-defined]
-        followers.add(follower)
+        receivers = saver.__dict__.get("_driftless_receivers")
+        if receivers is None:
+            receivers = saver._driftless_receivers = WeakSet()  # type: ignore[attr-defined]
+            saver.pause = _notifying(saver.pause, receivers, kept)  # type: ignore[attr-defined]
+            saver.resume = _notifying(saver.resume, receivers, None)  # type: ignore[attr-defined]
+        receivers.add(receiver)
 
 
-def _notifying(method: Any, followers: Any, kept: Callable[[], bool] | None) -> Any:
-    """Wraps pause() to notify the followers before it (with `kept`), or resume() to do so after
-    it."""
+def _notifying(method: Any, receivers: Any, kept: Callable[[], bool] | None) -> Any:
+    """With `kept`, wraps pause(): the receivers are notified before it runs. Without, wraps
+    resume(): they are notified after it."""
 
     @wraps(method)
     def notify(self: Any, *args: Any, **named: Any) -> Any:
         weights = (args[0] if args else named.get("tag")) in (None, WEIGHTS)
         if weights and kept is not None:
-            for each in followers:
+            for each in receivers:
                 each.note_sleep(1 if kept() or not self.enabled else 2)
         done = method(self, *args, **named)
         if weights and kept is None:
-            for each in followers:
+            for each in receivers:
                 each.note_wake()
         return done
 

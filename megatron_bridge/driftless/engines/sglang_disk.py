@@ -22,8 +22,6 @@ from . import drive
 from .rank_receiver import TORN, Reply, reply, text_of
 
 
-# SGLang's label before any version was set.
-
 
 class DiskFollower:
     """Follows for one server with the tensors of the checkpoint `base`. A server that was started

@@ -116,9 +116,9 @@ def _submit(pool: ThreadPoolExecutor, work: Any, /, *args: Any, **kwargs: Any) -
 
 @contextmanager
 def everywhere(enter: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Runs inside enter(), on this thread and on those that are started or given work from here.
-    Exits when they have ended, and raises their first exception; UnsupportedError if they do not
-    end."""
+    """Runs the block inside enter(), on this thread and on every thread that it starts or gives
+    work to. Returns when their work has ended, and raises their first exception; UnsupportedError
+    if it does not end."""
     scope = _Scope(enter)
     outer = _scope()
     _patches.change(1)

@@ -23,7 +23,7 @@ from .watching import CAT, COPY, FILLS, TO_COPY, Origin, Watching, op_name, tens
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
-# After so many tensors at which the loader raised, it gets one tensor per run.
+# After this many runs in which the loader raised, each tensor gets a run of its own.
 _MOST_RESTARTS = 4
 
 
@@ -72,7 +72,7 @@ class Trace:
     raised: dict[str, str] = field(default_factory=dict)
     # Tensors of parameters that the engine changed after loading.
     changed: set[str] = field(default_factory=set)
-    # Those of them that no copy of the loader brings into the engine, with the reason.
+    # Those of `changed` that the loader's copies cannot update, with the reason.
     unwritable: dict[str, str] = field(default_factory=dict)
     operations: int = 0  # seen so far
 
@@ -281,7 +281,7 @@ class _Tracer(Watching):
                 self.note_derived(each.name, self.names_of([new]))
 
     def blamed(self, storage: int) -> set[str]:
-        """The tensors to blame for a write that has no other known cause."""
+        """The tensors that may have caused a write whose cause is not known."""
         names = self.filled.get(storage, set())
         return names | ({self.current} if self.current else set())
 
@@ -338,8 +338,8 @@ def _note_kept(held: dict[str, StorageWeakRef], trace: Trace) -> None:
 
 
 def _note_hidden(tracer: _Tracer, trace: Trace) -> None:
-    """Values computed from a tensor that are still alive, but in no parameter, buffer or
-    attribute."""
+    """Reports tensors from which the loader computed values that are still alive, but not in a
+    parameter, buffer or attribute."""
 
     def alive() -> list[tuple[set[str], str]]:
         return [made for key, made in tracer.derived.items() if not tracer.kept[key].expired()]
@@ -347,7 +347,7 @@ def _note_hidden(tracer: _Tracer, trace: Trace) -> None:
     if alive():
         gc.collect()
     for names, how in alive():
-        trace.problem(names, f"the loader puts it where no module has a tensor (by {how})")
+        trace.problem(names, f"the loader keeps values of it outside the modules (by {how})")
 
 
 def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any]) -> Trace:

@@ -76,7 +76,7 @@ class Engine:
             alive = self._thread is not None and self._thread.is_alive()
             if alive and not self._turn.wait_for(lambda: self._paused or self._ending, timeout_s):
                 self._wanted -= 1
-                raise TimeoutError(f"the engine did not come to a pause in {timeout_s} s")
+                raise TimeoutError(f"the engine did not pause within {timeout_s} s")
 
     def resume(self) -> None:
         with self._turn:

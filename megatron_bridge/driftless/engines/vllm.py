@@ -68,9 +68,9 @@ def register_backend() -> None:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker. Each method returns one reply (rank_receiver.py). Its `session`
-    says whether our backend commits, between vLLM's start and finish; otherwise driftless_commit
-    does."""
+    """Mixed into vLLM's worker. Each method returns one reply (rank_receiver.py). `session` in a
+    reply: True if our backend commits, between vLLM's start and finish; False if the driver must
+    call driftless_commit."""
 
     def driftless_open(
         self, source: str | None = None, nonce: str = "", take_over: str = ""
@@ -108,7 +108,7 @@ class WorkerExtension:
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
         check_replies_are_returned(getattr(self, "vllm_config", None))
         try:
-            answer = call(self._driftless_follower())
+            answer = call(self._driftless_receiver())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
             answer = reply(nonce, getattr(self, "rank", -1), text_of(problem))
         backend = getattr(self, "weight_transfer_engine", None)
@@ -116,18 +116,18 @@ class WorkerExtension:
         session = getattr(backend, "prepares_updates", False)
         return {**answer, "session": session, "updating": updating}
 
-    def _driftless_follower(self) -> RankReceiver:
-        """The backend's follower if vLLM runs our backend; otherwise one of the extension's own."""
+    def _driftless_receiver(self) -> RankReceiver:
+        """The backend's receiver if vLLM runs our backend; otherwise the extension makes one."""
         backend: Any = getattr(self, "weight_transfer_engine", None)
         made = self.__dict__.get("_driftless_made")
-        if isinstance(getattr(backend, "follower", None), RankReceiver):
-            made = backend.follower
+        if isinstance(getattr(backend, "receiver", None), RankReceiver):
+            made = backend.receiver
         if made is None:
             model = self.model_runner.get_model()  # type: ignore[attr-defined]
-            made = make_follower(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
-            # an older release: the backend commits what this follower stages
-            if hasattr(backend, "follower"):
-                backend.follower = made
+            made = make_receiver(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
+            # an older release: the backend commits what this receiver stages
+            if hasattr(backend, "receiver"):
+                backend.receiver = made
         if self.__dict__.get("_driftless_made") is not made:
             self.__dict__["_driftless_made"] = made
             maker: Any = made.make_target
@@ -151,35 +151,35 @@ def check_replies_are_returned(vllm_config: Any) -> None:
         )
 
 
-def note_sleeps(worker: Any, follower: RankReceiver) -> None:
-    """Reports to the follower when the worker's weights go to sleep, and when they are back."""
+def note_sleeps(worker: Any, receiver: RankReceiver) -> None:
+    """Notifies the receiver when the worker's weights go to sleep, and when they are back."""
     for name, wrap in (("sleep", notify_sleep), ("wake_up", notify_wake)):
         method = getattr(worker, name, None)
         if callable(method):
-            worker.__dict__[name] = wrap(method, follower)
+            worker.__dict__[name] = wrap(method, receiver)
 
 
-def notify_sleep(sleep: Any, follower: RankReceiver) -> Any:
+def notify_sleep(sleep: Any, receiver: RankReceiver) -> Any:
     @wraps(sleep)
     def notify(level: int = 1, *args: Any, **kwargs: Any) -> Any:
-        follower.note_sleep(int(level))
+        receiver.note_sleep(int(level))
         return sleep(level, *args, **kwargs)
 
     return notify
 
 
-def notify_wake(wake_up: Any, follower: RankReceiver) -> Any:
+def notify_wake(wake_up: Any, receiver: RankReceiver) -> Any:
     @wraps(wake_up)
     def notify(tags: Any = None, *args: Any, **kwargs: Any) -> Any:
         done = wake_up(tags, *args, **kwargs)
         if tags is None or "weights" in tags:
-            follower.note_wake()
+            receiver.note_wake()
         return done
 
     return notify
 
 
-def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
+def make_receiver(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
     return RankReceiver(rank, TargetMaker(vllm_config, model, rank), settings_of(vllm_config))
 
 
@@ -202,7 +202,7 @@ def make_target(
     """A target that writes in place, if possible. If not, and unless the operator set
     {"reload": false}, vLLM's own reload loads the modules that need it, or the whole model."""
     from . import ModuleTarget, vllm_layout, vllm_parts, vllm_reload
-    from .loaders import own_loader
+    from .loaders import module_loader
 
     given = settings_of(vllm_config)
     model = vllm_config.model_config
@@ -219,7 +219,7 @@ def make_target(
         allow=allow,
         refreshes=vllm_parts.refreshes(vllm_config, module, drafters), placement=placement,
         load_layout=vllm_layout.load_layout(
-            vllm_config, module, drafters, placement, own_loader(module)
+            vllm_config, module, drafters, placement, module_loader(module)
         ),
         rank=rank,
     )  # fmt: skip

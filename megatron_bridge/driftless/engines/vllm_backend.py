@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from .vllm import EXTENSION, make_follower
+from .vllm import EXTENSION, make_receiver
 
 RELOADING = (
     "vLLM is about to reload the model: begin with start_weight_update(is_checkpoint_format=False)"
@@ -29,7 +29,7 @@ RELOADING = (
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    source: str | None = None  # a name that the operator allowed (allowed.py); None: its own
+    source: str | None = None  # a name that the operator allowed (allowed.py); None: "own"
     nonce: str = ""
 
 
@@ -53,13 +53,13 @@ class DriftlessTransferEngine(WeightTransferEngine):
         """Takes (config, vllm_config, device, model); in older releases (config, parallel_config),
         and in some (config, parallel_config, model)."""
         super().__init__(config, *rest, **named)
-        self.follower: Any = None  # in older releases the extension makes it
+        self.receiver: Any = None  # in older releases the extension makes it
         if hasattr(self, "vllm_config") and getattr(self, "model", None) is not None:
-            self.follower = make_follower(self.vllm_config, self.model, rank_of(self))
+            self.receiver = make_receiver(self.vllm_config, self.model, rank_of(self))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        if self.follower is not None:
-            self.follower.open_allowed(init_info.source, init_info.nonce)
+        if self.receiver is not None:
+            self.receiver.open_allowed(init_info.source, init_info.nonce)
 
     def start_weight_update(self) -> None: ...
 
@@ -74,7 +74,7 @@ class DriftlessTransferEngine(WeightTransferEngine):
         self, update_info: UpdateInfo, load_weights: Callable[..., Any] | None = None
     ) -> None:
         """Older releases pass `load_weights`, and call this inside the worker's default device."""
-        if self.follower is None:  # the same on all ranks, so it may raise
+        if self.receiver is None:  # the same on all ranks, so it may raise
             raise RuntimeError(
                 "nothing follows a run here: start vLLM with --worker-extension-cls "
                 f"{EXTENSION} and call driftless_open and driftless_stage first"
@@ -82,16 +82,16 @@ class DriftlessTransferEngine(WeightTransferEngine):
         if inspect.ismethod(load_weights):
             # vLLM has moved the model's parameters to the meta device for a reload. Raising would
             # leave them there; vLLM's finish puts them back.
-            self.follower.refuse(RELOADING, update_info.nonce)
+            self.receiver.refuse(RELOADING, update_info.nonce)
             return
         with torch.device("cpu") if load_weights else contextlib.nullcontext():
-            self.follower.commit(update_info.version, update_info.nonce, update_info.ticket)
+            self.receiver.commit(update_info.version, update_info.nonce, update_info.ticket)
 
     def finish_weight_update(self) -> None: ...
 
     def shutdown(self) -> None:
-        if self.follower is not None:
-            self.follower.close()
+        if self.receiver is not None:
+            self.receiver.close()
 
     @staticmethod
     def trainer_send_weights(*_: Any, **__: Any) -> None:

@@ -80,9 +80,9 @@ def restore_layer(
 
 
 def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
-    """Binds vLLM's recorded methods, which it keeps unbound so that layers can be freed, to the
-    layer. After a reload the record has that reload's loader, which works only during a reload:
-    this takes the original loader below it."""
+    """Binds the methods in vLLM's record to the layer; vLLM keeps them unbound, so that layers can
+    be freed. A reload wraps the recorded loader in one that works only during a reload: this
+    unwraps it."""
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     restore_layer_refs(parameter, layer)
@@ -96,7 +96,7 @@ def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
 
 
 def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, str]:
-    """Experts whose kernel has other scales than the layer."""
+    """Parameters of experts whose kernel uses other scales than the layer's, with the reason."""
     found: dict[str, str] = {}
     for prefix, layer in layers(modules):
         if scale := foreign_scale(layer):
@@ -120,8 +120,9 @@ def foreign_scale(layer: torch.nn.Module) -> str | None:
 
 
 def only_rule(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
-    """DeepGEMM requantizes to powers of two. It keeps codes and scales of that rule unchanged; a
-    base in that rule does not show how it would change others."""
+    """DeepGEMM requantizes weights to scales that are powers of two, so it keeps only the codes and
+    scales of the rule ue8m0 unchanged. Comparing the loaded values does not show this if the base
+    has that rule."""
     layer = layer_of(modules, parameter)
     return "ue8m0" if layer is not None and requantizes(layer) else ""
 

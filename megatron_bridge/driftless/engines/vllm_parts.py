@@ -56,7 +56,8 @@ def experts(runner: Any) -> torch.Tensor | None:
 
 
 def check_balanced(layer: torch.nn.Module, number: int) -> None:
-    """Shared experts with slots of their own have numbers after all others, as replicas do."""
+    """Refuses a layer that keeps shared experts in slots: they are numbered after all other
+    experts, like replicas, and cannot be distinguished from them."""
     for part in layer.modules():
         manager = getattr(part, "expert_map_manager", None)
         if getattr(manager, "num_fused_shared_experts", 0):

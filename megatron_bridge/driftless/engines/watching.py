@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dispatch mode that tracks which values come from which checkpoint tensor.
 
-torch calls a TorchDispatchMode for every operation below autograd, whatever API requested it, so no
-write of a loader escapes it, in other threads neither (threads.py).
+torch calls a TorchDispatchMode for every operation below autograd, whatever API requested it, so it
+sees every write of a loader; threads.py extends it to the loader's threads.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class _Mode:
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Called by torch. False would wrap every call of the mode once more; no loader is
-        compiled."""
+        """Called by torch. True (torch's default) makes torch wrap every call of the mode, to keep
+        it from being compiled. No loader is compiled, so False saves the time."""
         return False
 
     def take(
@@ -126,7 +126,8 @@ class Watching:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is open, see() gets every operation of this thread and of threads it starts."""
+        """While the context is open, see() gets every operation of this thread and of the threads
+        that it starts."""
         self.thread = threading.get_ident()
         with self.bound.with_attributes():
             try:

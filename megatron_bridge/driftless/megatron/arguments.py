@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command-line flags, and the settings for `driftless.Config` and for the hook that they give.
+"""The command-line flags, and the settings of `driftless.Config` and of the hook that they make.
 
 Flags are off by default. A given flag overrides the file of `--update-weight-config`.
 """
@@ -341,7 +341,7 @@ def _transport(flag: Callable[[str], Any]) -> str | None:
 def _check_peer(flag: Callable[[str], Any], config_file: str | None) -> None:
     given = flag("update_weight_transport")
     if flag("use_p2p_weight_update") and given not in (None, "peer"):
-        raise MapError(f"--use-p2p-weight-update is transport peer, not {given}")
+        raise MapError(f"--use-p2p-weight-update selects transport peer, not {given}")
     if _transport(flag) != "peer":
         for name in ("hub_address", "token_file"):
             if flag(f"update_weight_{name}") is not None and config_file is None:
@@ -436,5 +436,5 @@ def _load(path: str | None, flag: str) -> Hook | None:
     except Exception as failure:
         raise MapError(f"{flag}: {path}: {failure}") from failure
     if not callable(found):
-        raise MapError(f"{flag}: {path} is no function")
+        raise MapError(f"{flag}: {path} is not a function")
     return found

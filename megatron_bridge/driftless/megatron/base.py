@@ -21,7 +21,7 @@ import torch
 
 import driftless
 
-from ..sharded import Boxes, CheckpointShards, OfferedBoxes, is_quantized
+from ..sharded import Boxes, CheckpointShards, OfferedBoxes, has_groups, is_quantized
 from .errors import SyncError
 
 INDEX = "model.safetensors.index.json"
@@ -34,6 +34,17 @@ def has_weights(directory: str | Path) -> bool:
 def quantized(directory: str | None) -> bool:
     """Whether the directory is a checkpoint with quantized weights."""
     return directory is not None and has_weights(directory) and is_quantized(directory)
+
+
+def needs_host(directory: str | None) -> str | None:
+    """The reason why a trainer that quantizes for this checkpoint must compare its weights with a
+    snapshot in host memory; None: it need not."""
+    if directory is None or not has_weights(directory) or not has_groups(directory):
+        return None
+    return (
+        f"{directory} has groups in INT4, which are made in host memory and compared there "
+        "(--update-weight-snapshot host)"
+    )
 
 
 def checkpoint_base(

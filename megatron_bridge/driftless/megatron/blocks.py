@@ -65,7 +65,7 @@ def _flat(
 def _columns(tensor: HfTensor, region: Region, begin: int, end: int) -> Iterator[Block]:
     width = tensor.shape[-1]
     if len(tensor.shape) != 2 or region.dst_strides[0] != width:
-        raise MapError(f"{tensor.name}: {region} is no box of {tensor.shape}")
+        raise MapError(f"{tensor.name}: {region} is not a box of a tensor of {tensor.shape}")
     row, column = divmod(region.dst_offset, width)
     first = max(region.src_offset, begin) - region.src_offset
     last = min(region.src_offset + region.count, end) - region.src_offset

@@ -17,6 +17,7 @@ import driftless
 
 from . import settings as model_settings
 from .arguments import Options, load_config, options_from
+from .base import needs_host
 from .errors import MapError
 from .map_command import read_config
 from .maps import family_of
@@ -47,7 +48,7 @@ def check_arguments(args: Any, config: Any = None, hf_config: dict[str, Any] | N
     if load_config(options).settings()["snapshot"] == "none":
         for name in OPTIMIZER_WRITES_ELSEWHERE:
             if getattr(args, name, False):
-                raise MapError(f"no snapshot was asked for: {name} is set")
+                raise MapError(f"snapshot: none is not possible: {name} is set")
     if config is not None:
         model_settings.check(model_settings.of_config(getattr(config, "model", config)), known)
     elif "megatron.training.arguments" in sys.modules and hasattr(args, "num_layers"):
@@ -64,7 +65,11 @@ def check_options(options: Options) -> None:
     except driftless.errors.InvalidArgumentError as refused:
         raise MapError(f"{refused}; files are --update-weight-transport disk") from refused
     if settings["snapshot"] == "none" and whole_tensors(config):
-        raise MapError(f"no snapshot was asked for: {whole_tensors(config)}")
+        raise MapError(f"snapshot: none is not possible: {whole_tensors(config)}")
+    if settings["snapshot"] == "none" and settings["quantize.scheme"] != "none":
+        reason = needs_host(options.hf_checkpoint)
+        if reason:
+            raise MapError(f"snapshot: none is not possible: {reason}")
     _check_directories(options, config)
 
 
@@ -103,8 +108,8 @@ def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
         if key == "receiver.checkpoint_dir" and notified:  # engines are notified of it
             continue
         raise MapError(
-            f"{flag} acts on rollouts, and a trainer has no way to give it to them: set {key} in "
-            "their configuration, or give them the flag"
+            f"{flag} acts on rollouts, and a trainer cannot pass it to them: set {key} in their "
+            "configuration, or give them the flag"
         )
 
 
@@ -124,6 +129,6 @@ def _check_directories(options: Options, config: driftless.Config) -> None:
     place = road if road.exists() else road.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise MapError(
-            f"road.shared_fs.dir (--update-weight-disk-dir) {road}: {place} is no directory that this process "
-            "can write to"
+            f"road.shared_fs.dir (--update-weight-disk-dir) {road}: {place} is not a directory "
+            "that this process can write to"
         )

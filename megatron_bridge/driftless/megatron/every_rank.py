@@ -53,8 +53,8 @@ class _Written:
 
 
 class _LiveBlocks(ShardedSource):
-    """Blocks of parameters that every step compares in place. They are ready as they are; `check`
-    only makes sure that the parameters were not moved."""
+    """Blocks of parameters that every step compares in place, without conversion. `check` makes
+    sure that the parameters were not moved."""
 
     def __init__(self, shards: Sequence[Shard], check: Callable[[], None]) -> None:
         super().__init__(shards)
@@ -128,9 +128,9 @@ class EveryRank:
         self._writes = [parameter._version for parameter in self._captured]
 
     def others_wrote(self) -> bool:
-        """Whether another writer wrote a parameter in place since count_writes(), for example a
-        checkpoint load. Call it before the first copy to the parameters. Writes through `.data` do
-        not show."""
+        """Whether other code than the optimizer wrote a parameter in place since count_writes(),
+        for example a checkpoint load. Call it before the optimizer's first copy to the parameters.
+        It does not detect writes through `.data`."""
         before, self._writes = self._writes, None
         return before not in (None, [parameter._version for parameter in self._captured])
 

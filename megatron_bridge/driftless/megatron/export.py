@@ -137,8 +137,7 @@ class StageExport:
         except _LostHolder:
             raise
         except BaseException:
-            # The consumer stopped early. The holders cannot know that, so their shards are
-            # received.
+            # The consumer stopped early. The holders send the rest of the pass nevertheless.
             self._arrived(coming)
             for bucket in later:
                 self._arrived(self._receive(bucket))
@@ -210,7 +209,7 @@ class StageExport:
                 work.wait()
             except RuntimeError as failure:
                 raise _LostHolder(
-                    f"stage {self._stage.number}: the shards of rank {holder} did not come: "
+                    f"stage {self._stage.number}: received no shards from rank {holder}: "
                     f"{failure}"
                 ) from failure
             messages[holder] = message

@@ -35,7 +35,7 @@ def hf_config_of(config: Any, tied: bool, vocab_size: int) -> dict[str, Any]:
     bias = bool(getattr(config, "add_qkv_bias", False))
     norm = bool(getattr(config, "qk_layernorm", False))
     if getattr(config, "multi_latent_attention", False):
-        del found["head_dim"]  # there are several, and Hugging Face's key means another one
+        del found["head_dim"]  # MLA has several sizes; Hugging Face's head_dim is not kv_channels
     if getattr(config, "num_moe_experts", None):
         found |= _experts(config, bias, norm)
     elif getattr(config, "multi_latent_attention", False):
@@ -67,7 +67,7 @@ def _experts(config: Any, bias: bool, norm: bool) -> dict[str, Any]:
     if dense != list(range(len(dense))):
         raise MapError(f"{found['model_type']} has its dense layers first; here they are {dense}")
     if shared % inner:
-        raise MapError(f"shared experts of {shared} rows are no multiple of an expert's {inner}")
+        raise MapError(f"{shared} rows of shared experts are not a multiple of {inner}, one expert")
     return found | {
         "n_routed_experts": config.num_moe_experts,
         "n_shared_experts": shared // inner,

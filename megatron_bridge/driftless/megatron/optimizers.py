@@ -47,7 +47,7 @@ def unknown(optimizer: Any) -> str | None:
     )
 
     if optimizer is None:
-        return "the optimizer was not handed over"
+        return "no optimizer was passed"
     known = (DistributedOptimizer, Float16OptimizerWithFloat16Params)
     if type(optimizer) not in (ChainedOptimizer, *known):
         return f"the optimizer {type(optimizer).__name__} is not known"
@@ -91,9 +91,9 @@ def _pairs(child: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, Owned]:
-    """Ownership of every parameter that this rank's known optimizer writes. The distributed
-    optimizer defines it; of replicas that every data-parallel rank updates, each rank publishes a
-    part."""
+    """Ownership of every parameter that this rank's known optimizer writes. With the distributed
+    optimizer a rank owns what it updates. Replicas that every data-parallel rank updates are
+    divided among these ranks."""
     found = {}
     for number, child in enumerate(children(optimizer)):
         distributed = hasattr(child, "shard_fp32_from_float16_groups")

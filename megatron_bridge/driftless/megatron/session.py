@@ -90,10 +90,10 @@ class Session:
         self._asked = config.settings()["snapshot"]
         scheme = config.settings()["quantize.scheme"]
         self._quantizes = scheme != "none" and base_checkpoint.quantized(self.options.hf_checkpoint)
+        needs_host = base_checkpoint.needs_host(self.options.hf_checkpoint)
+        self._needs_host = needs_host if self._quantizes else None
         device = next(binding.unwrap(self.model[0]).parameters()).device
-        if device.type != "cuda":
-            return config
-        if self._quantizes:  # quantization runs in host memory
+        if device.type != "cuda" or self._needs_host:
             return config
         number = device.index or 0
         more = [f"gpu.device={number}"]
@@ -131,7 +131,7 @@ class Session:
         if reason is None:
             return True
         if self._asked == "none":
-            raise MapError(f"no snapshot was asked for: {reason}")
+            raise MapError(f"snapshot: none is not possible: {reason}")
         if self.rank == 0:
             self.report.note(
                 f"the source rank of each stage gathers its tensors and compares them with a "
@@ -141,9 +141,9 @@ class Session:
 
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
-            return "that snapshot was asked for"
-        if self._quantizes and _on_gpu(self.model):
-            return "weights on a GPU are quantized in host memory"
+            return "that snapshot was requested"
+        if self._needs_host:
+            return self._needs_host
         return whole_tensors(self.config) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
@@ -155,8 +155,8 @@ class Session:
             self.report.note(note)
         if getattr(first.config, "qk_clip", False):
             self.report.note(
-                "qk_clip edits weights after the optimizer's step: a version may hold "
-                "them as they were before it, and the next one brings them"
+                "qk_clip edits weights after the optimizer's step: a version may lack the edits, "
+                "and the next one has them"
             )
         plan = binding.plan_of(family, self.model, sizes, self.stage.number)
         self.layers = sorted(layer for chunk in plan.chunks for layer in chunk)
@@ -176,15 +176,15 @@ class Session:
 
     def _open(self) -> None:
         """Opens the run. Version 0 is the rollouts' checkpoint, or the model's current weights."""
-        speaks = self.rank == self.stage.source
-        seen = topology.gather_objects(self.layers if speaks else [])
+        is_source = self.rank == self.stage.source
+        seen = topology.gather_objects(self.layers if is_source else [])
         self._all_ranks("checking the stages", lambda: self._check_layers(seen))
         directory = self._base_directory()
         self.way.sync()
         if directory is not None and not self.options.hf_checkpoint:
             self._keep_base(directory)
-        own = self._job.launched or self._by_hub
-        group = None if own else PublisherGroup(self.groups.publishers)
+        has_job_group = self._job.launched or self._by_hub
+        group = None if has_job_group else PublisherGroup(self.groups.publishers)
 
         def open_publisher(source: Any) -> Any:
             if directory is not None:
@@ -297,7 +297,7 @@ class Session:
         self._report_version(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
-        if self._quantizes:
+        if self._needs_host:
             source = HostCopies(source)
         return self._publisher.publish(source, step=self._step)
 
@@ -384,7 +384,7 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Ends the run; rollouts that do not see that end keep waiting. Collective over the job."""
+        """Ends the run; without that end, rollouts keep waiting. Collective over the job."""
         if not self._begin_end():
             return
         try:
@@ -504,18 +504,14 @@ class Session:
             exit_with_failure()
 
 
-def _on_gpu(model: Sequence[Any]) -> bool:
-    return next(binding.unwrap(model[0]).parameters()).device.type == "cuda"
-
-
 def _nothing(_: Any) -> None:
     """Publishes nothing, on ranks without a publisher."""
 
 
 def exit_with_failure() -> None:
-    """Sets the exit code if training ended well but an engine does not hold its weights. Call it in
-    an atexit handler, where Python offers no other way; handlers that are still registered run
-    first."""
+    """Ends the process with exit code 1, if training ended well but an engine lacks its last
+    weights. In an atexit handler only os._exit() can set the exit code, so this first runs the
+    handlers that are still registered."""
     atexit.unregister(exit_with_failure)
     atexit._run_exitfuncs()
     sys.stdout.flush()

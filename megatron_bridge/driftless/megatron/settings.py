@@ -119,8 +119,8 @@ def _refuse(name: str, value: Any, family: Family, handled: str) -> None:
         )
     raise MapError(
         f"{name}{f' ({flag})' if flag else ''} is {value!r}, and the map of {family.name} is for "
-        f"{handled}: weights would go out under names, in shapes or with meanings that are not "
-        "those of the Hugging Face model. docs/start/megatron.md lists what is handled"
+        f"{handled}: names, shapes or meanings of published weights would differ from the Hugging "
+        "Face model's. docs/start/megatron.md lists what is handled"
     )
 
 
@@ -245,8 +245,8 @@ def _not_default(settings: Settings) -> list[str]:
             others.append(f"{name}={value!r:.60}")
     if others:
         notes.append(
-            f"{', '.join(others)}: settings that are not in the list of those that change weights "
-            "(settings.toml); make sure that the Hugging Face model has the same meaning"
+            f"{', '.join(others)}: it is not known whether these settings change weights "
+            "(settings.toml does not list them); make sure that the Hugging Face model agrees"
         )
     return notes
 

@@ -49,8 +49,8 @@ class Stage:
 
     def of(self, facts: RankFacts) -> Stage:
         """The stage for a rank that uses its own shards only: it is the only holder."""
-        own = {("dense", facts.tp, 0): facts.rank, ("expert", facts.etp, facts.ep): facts.rank}
-        return replace(self, holder={**dict.fromkeys(self.holder, -1), **own})
+        local = {("dense", facts.tp, 0): facts.rank, ("expert", facts.etp, facts.ep): facts.rank}
+        return replace(self, holder={**dict.fromkeys(self.holder, -1), **local})
 
 
 def my_facts() -> tuple[RankFacts, Sizes]:

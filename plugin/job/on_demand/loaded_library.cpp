@@ -17,7 +17,7 @@ namespace {
 using TableFunction = const void* (*)();
 
 // The file into which this code was linked. The loader does not report a program's path.
-Result<std::string> own_file() {
+Result<std::string> this_file() {
   Dl_info found{};
   link_map* map = nullptr;
   if (dladdr1(reinterpret_cast<void*>(&load_table), &found, reinterpret_cast<void**>(&map),
@@ -34,7 +34,7 @@ Result<std::string> own_file() {
 // The path of the library: beside that file (a Python package and its bin/), or in the folder
 // driftless/ beside libdriftless.so.
 Result<std::string> library_path(const std::string& name) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string file, own_file());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string file, this_file());
   const std::string folder = file.substr(0, file.rfind('/') + 1);
   for (const char* const near : {"", "driftless/", "../", DRIFTLESS_LOADED_FROM_BIN}) {
     std::string path = concat(folder, near, name);
@@ -61,7 +61,7 @@ bool read_elf(const std::string& path, ElfFile& elf) {
 // Checks the file before dlopen(): a truncated file would end the process, and dlopen() reports a
 // file for another processor as missing.
 Status check_file(const std::string& path) {
-  ElfFile elf, own;
+  ElfFile elf, this_elf;
   if (!read_elf(path, elf)) return {};
   const Elf64_Ehdr& header = elf.header;
   const std::uint64_t table = std::uint64_t{header.e_shnum} * header.e_shentsize;
@@ -69,8 +69,8 @@ Status check_file(const std::string& path) {
     return error(StatusCode::kUnsupported, path, ": was cut short, to ", elf.size_bytes,
                  " bytes: install driftless again");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string ours, own_file());
-  if (read_elf(ours, own) && own.header.e_machine != header.e_machine) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string ours, this_file());
+  if (read_elf(ours, this_elf) && this_elf.header.e_machine != header.e_machine) {
     return error(StatusCode::kUnsupported, path,
                  ": is for another processor than this one: install driftless for this one");
   }
@@ -132,8 +132,8 @@ Result<const void*> load_table(const std::string& name, const char* symbol,
       check_file(path).with_context(concat(needed, " is needed and cannot be loaded")));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    const char* const said = dlerror();  // NOLINT(concurrency-mt-unsafe)
-    const std::string why = said == nullptr ? path : said;
+    const char* const reason = dlerror();  // NOLINT(concurrency-mt-unsafe)
+    const std::string why = reason == nullptr ? path : reason;
     return error(StatusCode::kUnsupported, needed, " is needed and cannot be loaded: ", why, "; ",
                  package_with(why));
   }

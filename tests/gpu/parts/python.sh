@@ -17,7 +17,8 @@ why=$("$python" -c 'import torch, numpy, pytest' 2>&1) || skip "${why##*$'\n'}"
 export DRIFTLESS_COMMAND=$build/bin/driftless
 status=0
 DRIFTLESS_PYTHON_PACKAGE=$build/python \
-  timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/python/test_cuda_tensors.py || status=1
+  timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/python/test_cuda_tensors.py \
+  tests/python/test_quantize_cuda.py || status=1
 DRIFTLESS_TOY_DEVICE=cuda PYTHONPATH=$build/python:${PYTHONPATH:-} \
   timeout 300 "$python" tests/python/engines_toy/checks.py || status=1
 exit $status

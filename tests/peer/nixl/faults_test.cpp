@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NIXL's servers that stop and die, memory that is used again, and a library that is not there.
+// Servers over NIXL that stop and die, memory that is reused, and a missing library.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -38,11 +38,11 @@ class Server {
     char byte = 0;
     while (::read(out[0], &byte, 1) == 1 && byte != '\n') hex.push_back(byte);
     ::close(out[0]);
-    std::string said;
+    std::string output;
     for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-      said.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+      output.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     }
-    const auto parsed = parse_place(said);
+    const auto parsed = parse_place(output);
     EXPECT_TRUE(is_ok(parsed));
     if (parsed.ok()) place_ = *parsed;
   }
@@ -56,7 +56,7 @@ class Server {
     ::waitpid(pid_, nullptr, 0);
     pid_ = 0;
   }
-  // As a trainer rank answers; one that is stopped has answered just before.
+  // Answers as a trainer rank does; a stopped one has answered just before it was stopped.
   [[nodiscard]] NixlReader::AskPlace place() const {
     return [this](std::uint64_t known) -> Result<Place> {
       Place answer = place_;
@@ -94,7 +94,7 @@ std::unique_ptr<NixlReader> make_reader(std::uint64_t read_bytes = kSize / 2) {
   return std::move(*made);
 }
 
-// Until nothing is in quarantine.
+// Waits until no read is in quarantine.
 Status wait_for_the_end(NixlReader& reader) {
   const Deadline deadline = soon();
   Backoff backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(20));
@@ -113,7 +113,7 @@ TEST(PeerNixlFaultTest, AReadFromAStoppedServerIsQuarantinedUntilItGoesOn) {
   server.stop();
   EXPECT_EQ(server.read(*reader, 300).code(), StatusCode::kDeadlineExceeded);
   EXPECT_GE(reader->quarantined_bytes(), kSize - 1);
-  // It fills the bound.
+  // The abandoned read fills the limit.
   const Status refused = server.read(*reader, 300);
   EXPECT_EQ(refused.code(), StatusCode::kBusy);
   EXPECT_NE(refused.message().find("road.peer.read_memory"), std::string::npos)
@@ -144,7 +144,7 @@ TEST(PeerNixlFaultTest, AKilledServerIsAnError) {
   EXPECT_EQ(server.read(*reader, 300).code(), StatusCode::kDeadlineExceeded);
   server.kill();
   ASSERT_OK(wait_for_the_end(*reader));
-  // An error of NIXL's, long before the deadline.
+  // NIXL reports an error long before the deadline.
   EXPECT_EQ(server.read(*reader, 120'000).code(), StatusCode::kIo);
   EXPECT_EQ(reader->quarantined_bytes(), 0U);
 }
@@ -161,7 +161,7 @@ TEST(PeerNixlFaultTest, AReaderMayGoWhileItsReadsAreInProgress) {
   ASSERT_OK(server.read(*make_reader(), 30'000));
 }
 
-// Agents of this process: what a rank does with memory that was read.
+// Agents of this process: how a rank reuses memory that was read.
 class PeerNixlMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -182,7 +182,7 @@ class PeerNixlMemoryTest : public ::testing::Test {
     EXPECT_TRUE(is_ok(found));
     return *found;
   }
-  // The first byte at a place, which may be an old one; -1: NIXL refuses.
+  // The first byte at a place, which may be outdated; -1: NIXL refuses the read.
   [[nodiscard]] int first_byte(const Place& at) {
     const ByteRange range{0, 1000};
     const auto got = reader_->read(
@@ -214,7 +214,8 @@ TEST_F(PeerNixlMemoryTest, ThatIsGoneDoesNoHarmToALateReader) {
   store_->drop(step(1));
   put(2, 50'000);
   EXPECT_NE(place(2).removals, before.removals);
-  // By what it has loaded. Over a network NIXL refuses; on a host it reads what lies there now.
+  // Reads with the outdated description. Over a network NIXL refuses; on one host it reads the
+  // current content.
   EXPECT_NE(first_byte(before), 1);
   EXPECT_EQ(first_byte(place(2)), 2) << "it loads what changed";
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -12,10 +13,10 @@ namespace driftless::testing {
 
 struct NixlLibrary {
   std::string path;     // of libnixl_capi.so; empty: there is none
-  std::string why_not;  // then: one line
+  std::string why_not;  // if path is empty: why, in one line
 };
 
-// Installs it if need be, once.
+// DRIFTLESS_NIXL_LIBRARY, or PyPI's package, which is installed once if needed.
 inline const NixlLibrary& nixl_library() {
   static const NixlLibrary found = [] {
     NixlLibrary made;
@@ -23,17 +24,21 @@ inline const NixlLibrary& nixl_library() {
     made.why_not = "NIXL is not built for sanitizers";
     return made;
 #endif
-    std::string said;
+    if (const char* const given = std::getenv("DRIFTLESS_NIXL_LIBRARY"); given != nullptr) {
+      made.path = given;
+      return made;
+    }
+    std::string output;
     const std::string line = std::string(test_data()) + "/../scripts/python_env.sh nixl 2>&1";
     FILE* const out = ::popen(line.c_str(), "r");
     char some[512];
-    while (out != nullptr && std::fgets(some, sizeof(some), out) != nullptr) said = some;
+    while (out != nullptr && std::fgets(some, sizeof(some), out) != nullptr) output = some;
     const bool ok = out != nullptr && ::pclose(out) == 0;
-    while (!said.empty() && said.back() == '\n') said.pop_back();
-    made.why_not = said.empty() ? "scripts/python_env.sh nixl failed" : said;
+    while (!output.empty() && output.back() == '\n') output.pop_back();
+    made.why_not = output.empty() ? "scripts/python_env.sh nixl failed" : output;
     std::error_code failure;
     if (!ok) return made;
-    for (const auto& python : std::filesystem::directory_iterator(said + "/lib", failure)) {
+    for (const auto& python : std::filesystem::directory_iterator(output + "/lib", failure)) {
       const auto library = python.path() / "site-packages/.nixl_cu12.mesonpy.libs/libnixl_capi.so";
       if (std::filesystem::exists(library, failure)) made.path = library.string();
     }
@@ -42,7 +47,7 @@ inline const NixlLibrary& nixl_library() {
   return found;
 }
 
-// Of a test that needs it.
+// Skips a test that needs NIXL if it is missing.
 #define NEED_NIXL() \
   if (nixl_library().path.empty()) GTEST_SKIP() << nixl_library().why_not
 

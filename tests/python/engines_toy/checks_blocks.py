@@ -120,7 +120,7 @@ def a_reload_that_fails_leaves_the_version_before():
         assert it.holds(it.weights)
 
 
-def without_a_reload_it_is_refused_by_name():
+def changed_parameters_are_refused_by_name_without_a_reload():
     for how in ("requantized", "packed", "copied"):
         for options in ({"reloads": False}, {"allow": ("direct", "plan", "masked", "whole")}):
             with Followed("kept", how, **options) as it:
@@ -149,7 +149,7 @@ def a_rule_does_not_matter_to_what_is_loaded_again():
         it.step()
 
 
-def a_loader_that_rebinds_is_seen():
+def a_loader_that_rebinds_is_detected():
     class Rebinds(BlockEngine):
         def load_weights(self, weights):
             weights = list(weights)

@@ -62,7 +62,7 @@ def follow(kind, versions=3, **options):
         return target
 
 
-def they_follow_their_parameters():
+def derived_tensors_follow_their_parameters():
     for kind in ("Posted", "PostedInLoader", "Assigned", "Processed"):
         target = follow(getattr(toy_derived, kind))
         way = target.ways["layers.0.o.weight"]
@@ -71,14 +71,14 @@ def they_follow_their_parameters():
         assert not any(each.way == "refused" for each in target.ways.values())
 
 
-def they_follow_the_loaders_writes():
+def derived_tensors_follow_the_loaders_writes():
     """Also for masked and whole tensors; the loader may compute them itself."""
     for allow in (("masked", "whole"), ("whole",)):
         for kind in (toy_derived.Posted, toy_derived.PostedInLoader, toy_derived.Assigned):
             follow(kind, versions=2, allow=allow)
 
 
-def a_loader_that_computes_them_is_given_the_tensor():
+def a_loader_that_computes_derived_tensors_gets_the_whole_tensor():
     target = follow(toy_derived.OnlyInLoader)
     way = target.ways["layers.0.o.weight"]
     assert way.way == "whole" and "w_" in way.reason, way
@@ -149,13 +149,13 @@ def a_refresh_that_fails_takes_the_commit_back():
         run.publish(new)
         assert receiver.stage(10)
         engine.failures = 1
-        with raises(driftless.Error, "told to", "all was undone"):
+        with raises(driftless.Error, "injected", "all was undone"):
             receiver.commit()
         assert bits_of(engine) == held and receiver.version == 0 and receiver.state.valid
         # If the undo fails, too, the weights are no version, and a full version is needed.
         assert receiver.stage(10)
         engine.failures = 2
-        with raises(driftless.Error, "told to", "hold no version"):
+        with raises(driftless.Error, "injected", "hold no version"):
             receiver.commit()
         assert not receiver.state.valid
 

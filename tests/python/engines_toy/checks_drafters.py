@@ -72,7 +72,7 @@ def a_drafter_that_fails_leaves_the_model_alone():
 
 
 def a_drafter_of_another_checkpoint_is_left_alone():
-    """An EAGLE head may use names of the model's tensors for its own."""
+    """An EAGLE head may have tensors of its own under names of the model's tensors."""
     generator = torch.Generator().manual_seed(42)
     weights = toy_run.make_weights(generator, ()) | head_weights(generator)
     with toy_run.Run(weights) as run:

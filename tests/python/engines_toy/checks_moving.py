@@ -63,7 +63,7 @@ def rebound(engine):
     for layer in engine.layers:
         layer.qkv = torch.nn.Parameter(layer.qkv.data.clone(), requires_grad=False)
     engine.norm.data = engine.norm.data.clone()
-    return "'norm' is not the tensor that it was"
+    return "'norm' is another tensor now"
 
 
 def rebound_parameters_are_traced_again():
@@ -90,7 +90,7 @@ def between_staging_and_commit():
         it.publish()
         assert it.receiver.stage(10)
         rebound(it.engine)
-        with raises(driftless.errors.BusyError, "is not the tensor"):
+        with raises(driftless.errors.BusyError, "is another tensor now"):
             it.receiver.commit()
         assert it.target.follow() and it.holds(before)
         with raises(driftless.errors.InvalidArgumentError, "nothing to take back"):
@@ -128,7 +128,7 @@ def takes_a_full_version(it):
     it.step()
 
 
-def other_values_ask_for_a_full_version():
+def other_values_need_a_full_version():
     for tp in (1, 2):
         with FollowedEngine(ToyEngine, *ANCHORS, tp=tp) as it:
             it.step()
@@ -138,7 +138,7 @@ def other_values_ask_for_a_full_version():
             takes_a_full_version(it)
 
 
-def reloads_from_the_base_go_on_from_there():
+def a_reload_of_the_base_is_followed_from_the_base():
     """As vLLM's reload_weights: the model's loader, with its checkpoint."""
     for options in ({}, {"tp": 2}, {"odd": ("broadcast", "quantized", "rebind", "converted")}):
         with FollowedEngine(ToyEngine, **options) as it:
@@ -146,7 +146,7 @@ def reloads_from_the_base_go_on_from_there():
             it.step()
             it.engine.load_weights(it.base.items())
             it.publish()
-            with raises(driftless.errors.BusyError, "load_weights() was called by somebody else"):
+            with raises(driftless.errors.BusyError, "load_weights() was called by other code"):
                 it.receiver.stage(10)
             assert "load_weights" in it.target.follow()[0]
             state = it.target.state
@@ -156,7 +156,7 @@ def reloads_from_the_base_go_on_from_there():
             it.step()
 
 
-def reloads_of_something_else_ask_for_a_full_version():
+def reloads_of_other_weights_need_a_full_version():
     with FollowedEngine(ToyEngine, *ANCHORS) as it:
         it.step()
         other = toy_run.step(it.generator, it.base, 0.5)
@@ -202,7 +202,7 @@ def foreign_writes_are_named():
         with torch.no_grad():
             it.engine.layers[1].down.add_(1)
         found = it.target.follow()
-        assert "'layers.1.down' was written by somebody else" in found[0], found
+        assert "'layers.1.down' was written by other code" in found[0], found
         assert not it.target.state.valid
         it.publish()
         it.take()
@@ -218,7 +218,7 @@ def rebalanced_experts_are_traced_again():
         with raises(driftless.errors.BusyError, "experts were rearranged", "physical_to_logical"):
             it.receiver.stage(10)
         found = it.target.follow()
-        assert any("goes elsewhere now" in each for each in found), found
+        assert any("elsewhere now" in each for each in found), found
         assert it.target.state.valid and it.target.state.version == 0
         it.take()
         expected = Balanced()
@@ -244,8 +244,8 @@ def rebalanced_experts_of_a_later_version():
 
 
 def sleep_level_1():
-    """While it sleeps, nothing is read or written. Afterwards the values are in other memory; the
-    target finds out which version they are, because nothing watched them meanwhile."""
+    """While the engine sleeps, nothing is read or written. Afterwards the values are in other
+    memory, and the target determines their version anew, because it could not observe them."""
     with FollowedEngine(Sleeping, *ANCHORS) as it:
         it.step()
         it.target.note_sleep(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that loaders make in other threads are seen, or the tensor is refused. Run like
+"""Copies that loaders make in other threads are observed, or the tensor is refused. Run like
 checks.py."""
 
 import threading
@@ -47,7 +47,7 @@ def follow(kind, allow, versions=4):
         return target
 
 
-def pools_are_seen():
+def copies_in_pools_are_observed():
     for kind in (toy_threads.Pooled, toy_threads.KeptPool, toy_threads.Threaded):
         for allow in (ALL_WAYS, ("masked", "whole"), ("whole",)):
             target = follow(kind, allow)
@@ -56,8 +56,8 @@ def pools_are_seen():
             assert ways <= expected, (kind, allow, ways)
 
 
-def hidden_threads_are_detected():
-    """Refused by name before any write, or written by maps, which need no loader."""
+def tensors_copied_in_hidden_threads_are_refused():
+    """By name and before any write, unless maps write them, which need no loader."""
     generator = torch.Generator().manual_seed(12)
     weights = toy_run.make_weights(generator, ())
     with toy_run.Run(weights) as run:
@@ -66,29 +66,30 @@ def hidden_threads_are_detected():
         target = ModuleTarget(engine, run.base, allow=("masked", "whole"))
         assert state_bits(engine) == held
         way = target.ways["layers.0.q.weight"]
-        assert way.way == "refused" and "that is seen" in way.reason, way
+        assert way.way == "refused" and "observed" in way.reason, way
         receiver = run.receiver(target)
         run.publish(toy_run.step(generator, weights))
-        with raises(driftless.errors.UnsupportedError, "not seen"):
+        with raises(driftless.errors.UnsupportedError, "observed"):
             receiver.stage(10)
         assert state_bits(engine) == held
 
 
-def copies_below_torch_are_detected():
-    """Copies by pointers, as a C library's threads make them: maps need no loader. A loader some or
-    all of whose copies are not seen gets no sentinels, and the tensor is named."""
+def tensors_copied_below_torch_are_refused():
+    """A C library copies by pointers. If some or all copies of a tensor are not observed, the
+    loader gets no sentinels and the tensor is refused by name; maps can write it, because they need
+    no loader."""
     for kind, word in (
-        (toy_threads.BehindTorch, "no copy of tensor 'embed.weight' that is seen"),
-        (toy_threads.HalfBehindTorch, "written into 'head_copy' by something that is not seen"),
+        (toy_threads.BelowTorch, "no copy of tensor 'embed.weight' by the loader was observed"),
+        (toy_threads.HalfBelowTorch, "the write into 'head_copy' cannot be observed"),
     ):
         assert follow(kind, ALL_WAYS).ways["embed.weight"].way == "plan"
         for allow in (("masked", "whole"), ("whole",)):
             with one_small_step(kind, allow) as (engine, target, receiver):
                 held = state_bits(engine)
                 way = target.ways["embed.weight"]
-                assert way.way == "refused" and "not seen" in way.reason, way
+                assert way.way == "refused" and "observed" in way.reason, way
                 assert word in way.reason or allow == ("whole",), way
-                with raises(driftless.errors.UnsupportedError, "'embed.weight'", "not seen"):
+                with raises(driftless.errors.UnsupportedError, "'embed.weight'", "observed"):
                     receiver.stage(10)
                 assert state_bits(engine) == held
 

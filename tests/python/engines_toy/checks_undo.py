@@ -30,7 +30,7 @@ def break_loader(engine, means):
 
 
 def broken_undo(kind):
-    return mock.patch.object(kind, "undo", side_effect=Injected("and so does the way back"))
+    return mock.patch.object(kind, "undo", side_effect=Injected("the undo fails, too"))
 
 
 def a_failed_undo_leaves_no_version():
@@ -65,7 +65,7 @@ def an_undo_that_failed_once_is_tried_again():
         def first_fails(load):
             calls.append(load)
             if len(calls) == 1:
-                raise Injected("and so does the way back")
+                raise Injected("the undo fails, too")
             undo(load)
 
         assert receiver.stage(10)

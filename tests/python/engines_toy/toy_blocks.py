@@ -80,14 +80,20 @@ class BlockEngine(torch.nn.Module):
         self.fails = False
 
     def load_weights(self, weights):
+        self.load(weights)
+
+    def load_one(self, name, tensor):
+        layer, expert, part, kind = name.split(".")
+        module = self.get_submodule(layer)
+        parameter = module.w13 if kind == "weight" else module.scale
+        parameter.load(parameter, int(expert), part, tensor)
+
+    def load(self, weights):
         for name, tensor in weights:
             if name == "norm":
                 self.norm.data.copy_(tensor)
                 continue
-            layer, expert, part, kind = name.split(".")
-            module = self.get_submodule(layer)
-            parameter = module.w13 if kind == "weight" else module.scale
-            parameter.load(parameter, int(expert), part, tensor)
+            self.load_one(name, tensor)
             if self.fails:
                 self.fails = False
                 raise RuntimeError("injected in a reload")
@@ -124,7 +130,7 @@ class BlockEngine(torch.nn.Module):
         for layer in layers:
             layer.reset()
         try:
-            BlockEngine.load_weights(self, weights)
+            self.load(weights)
             for layer, tensors in zip(layers, kept, strict=True):
                 layer.finish()
                 for name, tensor in tensors.items():
@@ -146,7 +152,7 @@ class BlockEngine(torch.nn.Module):
 def fresh_blocks(how, weights):
     engine = BlockEngine(*how)
     with torch.no_grad():
-        BlockEngine.load_weights(engine, weights.items())
+        engine.load(weights.items())
     for layer in (engine.a, engine.b):
         layer.finish()
     return engine

@@ -103,7 +103,7 @@ class Failing(Posted):
         if self.failures:
             self.failures -= 1
             self.layers[0].w_kc.zero_()
-            raise RuntimeError("told to")
+            raise RuntimeError("injected")
 
 
 class NotTwice(Posted):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A toy engine that keeps its weights as real ones do: fused, sliced, transposed, stacked, tied,
-converted. It also writes some of them by every other means. The loader is all that it has."""
+converted. It also writes some of them by every other means. It only loads, and computes nothing."""
 
 import os
 

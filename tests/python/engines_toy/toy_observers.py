@@ -66,5 +66,5 @@ class Collecting(ToyEngine):
     def load_weights(self, weights):
         self.collects.append(gc.isenabled())
         if self.fails:
-            raise RuntimeError("told to")
+            raise RuntimeError("injected")
         super().load_weights(weights)

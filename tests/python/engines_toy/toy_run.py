@@ -15,6 +15,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NAMES = {
     torch.bfloat16: "BF16",
     torch.float32: "F32",
+    torch.int32: "I32",
     torch.int64: "I64",
     torch.float8_e4m3fn: "F8_E4M3",
 }
@@ -96,12 +97,18 @@ class Run:
         self.work = Path(tempfile.mkdtemp(prefix="driftless-test-", dir=parent))
         self.base = self.work / "base"
         self.base.mkdir()
-        save_file({n: t.contiguous() for n, t in weights.items()}, self.base / "model.safetensors")
+        self.write_base(weights)
         text = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.work}/road\n"
         self.config = driftless.Config.parse(text, list(overrides))
         self.trainer = driftless.Job(self.config, "trainer", launched=False)
         self.rollout = driftless.Job(self.config, "rollout", launched=False)
-        self.publisher = driftless.Publisher(self.trainer, Source(weights))
+        self.publisher = self.open(weights)
+
+    def write_base(self, weights):
+        save_file({n: t.contiguous() for n, t in weights.items()}, self.base / "model.safetensors")
+
+    def open(self, weights):
+        return driftless.Publisher(self.trainer, Source(weights))
 
     def publish(self, weights):
         return self.publisher.publish(Source(weights))

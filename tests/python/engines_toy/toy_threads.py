@@ -31,7 +31,7 @@ class Pooled(ToyEngine):
 
 
 class KeptPool(Pooled):
-    """A pool that exists before, and copies every tensor."""
+    """Copies every tensor in a pool that exists before the loader runs."""
 
     pool = ThreadPoolExecutor(max_workers=2)
 
@@ -54,7 +54,7 @@ class Threaded(Pooled):
 
 
 class Hidden(Pooled):
-    """Threads that Driftless cannot see, for host tensors."""
+    """Copies host tensors in threads that Driftless cannot observe."""
 
     def load_weights(self, weights):
         for name, tensor in weights:
@@ -75,9 +75,9 @@ class Hidden(Pooled):
             done.acquire()
 
 
-class BehindTorch(ToyEngine):
-    """Copies the embedding by pointers, as a C library does, with or without threads, for host
-    tensors. No operation of torch, no version counter."""
+class BelowTorch(ToyEngine):
+    """Copies the embedding by pointers, as a C library does, if it is a host tensor: no operation
+    of torch and no version counter shows the copy."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
@@ -92,7 +92,7 @@ class BehindTorch(ToyEngine):
         return (self.embed.weight, self.head_copy)
 
 
-class HalfBehindTorch(BehindTorch):
+class HalfBelowTorch(BelowTorch):
     """One of the two copies uses torch."""
 
     def load_plain(self, name, tensor):
@@ -104,7 +104,7 @@ class HalfBehindTorch(BehindTorch):
         return (self.head_copy,)
 
 
-class Clearing(BehindTorch):
+class Clearing(BelowTorch):
     """Clears the embedding first, whatever it gets."""
 
     def load_plain(self, name, tensor):

@@ -9,6 +9,7 @@ tests/gpu/parts/megatron.sh runs it. Weights are compared on the GPU.
 import os
 
 import pytest
+import test_quantized
 from megatron_jobs import STEPS, Job
 
 import tiny_config
@@ -36,3 +37,17 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout, snapshot):
     split = versions[-1]["split"]
     parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in split.items())
     print(f"{layout}, snapshot {snapshot}: {versions[-1]['ms']:.1f} ms a step for us: {parts}")
+
+
+@pytest.fixture(scope="module")
+def quantized_base(tmp_path_factory):
+    return test_quantized.make_base(tmp_path_factory.mktemp("base"), LAYOUTS["tp2_pp2"])
+
+
+@pytest.mark.parametrize("snapshot", ["none", "pinned", "device"])
+def test_rollouts_with_fp8_blocks_hold_the_output_of_a_converter(work, quantized_base, snapshot):
+    """Weights on a GPU are quantized there: with `none` by every rank, else by source ranks."""
+    flags = ("--update-weight-snapshot", snapshot)
+    versions = test_quantized.follow(work, quantized_base, LAYOUTS["tp2_pp2"], *flags)
+    assert all(v["publishers"] == (4 if snapshot == "none" else 2) for v in versions)
+    print(f"FP8, snapshot {snapshot}: {versions[-1]['ms']:.1f} ms a step for us")

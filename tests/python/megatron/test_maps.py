@@ -252,7 +252,7 @@ def test_peer_to_peer_is_one_flag():
     [
         ("no effect without", ("--use-p2p-weight-update",)),
         ("needs --update-weight-token-file", P2P),
-        ("is transport peer, not disk", (*P2P, "--update-weight-transport", "disk")),
+        ("selects transport peer, not disk", (*P2P, "--update-weight-transport", "disk")),
         ("without a snapshot", (*P2P, "--update-weight-token-file", "/t", "--update-weight-snapshot", "host")),
         ("is for --use-p2p", ("--update-weight-mode", "delta", "--update-weight-token-file", "/t")),
     ],

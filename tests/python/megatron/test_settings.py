@@ -70,7 +70,12 @@ LINES = {
     "no checkpoint": (ON + HF + "none", "validation: --update-weight-hf-checkpoint"),
     "no directory": (ON + "/a/b", "validation: road.shared_fs.dir"),
     "no launcher": ("--update-weight-mode delta", "validation: road.kind: a trainer on mpi_rma"),
-    "whole tensors": (ON + " --update-weight-snapshot none", "validation: no snapshot was asked"),
+    "whole tensors": (ON + " --update-weight-snapshot none", "validation: snapshot: none is not"),
+    "INT4 without a snapshot": (
+        ON + HF + "int4 --update-weight-snapshot none --update-weight-config {work}/frames.yaml",
+        "groups in INT4, which are made in host memory and compared there "
+        "(--update-weight-snapshot host)"),
+    "INT4": (ON + HF + "int4 --update-weight-config {work}/frames.yaml", None),
     "a rollout's flag": (ON + " --update-weight-delta-chunk-bytes 65536", "receiver.chunk_size"),
     "combined": (ON + " --update-weight-encoding deltas --update-weight-delta-encoding xor",
                  "parsing: --update-weight-encoding"),
@@ -88,9 +93,12 @@ def answers(tmp_path_factory):
     config = tiny_config.HF | {"num_hidden_layers": 2, "head_dim": 16, "model_type": "qwen3",
                                "tie_word_embeddings": False}  # fmt: skip
     for name, change in (("qwen3", {}), ("tied", {"tie_word_embeddings": True}),
+                         ("int4", {"quantization_config": {"quant_method": "compressed-tensors"}}),
                          ("llama", {"model_type": "llama"}), ("gpt2", {"model_type": "gpt2"})):  # fmt: skip
         (work / name).mkdir()
         (work / name / "config.json").write_text(json.dumps(config | change))
+    (work / "int4/model.safetensors").touch()
+    (work / "frames.yaml").write_text("road: { layout: frames }\n")
     (work / "delta.yaml").write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }} }}\n")
     models = [[{"family": family}, {}, {}] for family in tiny_config.FAMILIES]
     models += [[{"family": f}, s, hf] for f, s, hf, _ in (REFUSED | NOTED).values()]
@@ -114,14 +122,14 @@ def test_every_field_of_the_installed_megatron_core_is_in_the_list(answers):
     assert answers["unlisted"] == [], "say in settings.toml what they do to the weights"
 
 
-def test_a_field_that_the_list_does_not_know_is_noted_if_it_is_not_its_default(answers):
+def test_an_unlisted_field_is_noted_unless_it_has_its_default(answers):
     default, other = answers["later"]
     assert default == []
     assert len(other) == 1 and other[0].startswith("rows_reversed=True: ")
 
 
 @pytest.mark.parametrize("family", tiny_config.FAMILIES)
-def test_a_family_as_it_is_is_neither_refused_nor_noted(answers, family):
+def test_a_family_without_changes_is_neither_refused_nor_noted(answers, family):
     assert answers["models"][family] == [None, []]
     assert answers["bridge"][family] is None
 

@@ -69,7 +69,7 @@ def engine():
             there = sorted(path.name for path in Path(body.get("source_dir", "/")).glob("weight_v*"))
             self.server.calls.append((self.path, body, there))
             self.server.label = body.get("weight_version", self.server.label)
-            self.answer({"success": not self.server.refuse, "message": "as told"})
+            self.answer({"success": not self.server.refuse, "message": "injected"})
 
         def do_GET(self):
             self.answer({"weight_version": self.server.label})
@@ -128,7 +128,7 @@ def test_an_engine_that_fails_is_in_the_closing_line_and_the_exit_code(work, eng
     result = jobs.finish(job.start(trainers=2), 240)
     # Training continued to its end: every step was published.
     assert [v["version"] for v in job.versions()] == [1, 2, 3], shown(result)
-    assert result.stderr.count("the engine refused: 'as told'") == 3
+    assert result.stderr.count("the engine refused: 'injected'") == 3
     url = f"http://127.0.0.1:{engine.server_port}"
     assert f"NOT all engines took every version: {url} failed to take 3 of 3" in result.stdout
     assert result.returncode != 0

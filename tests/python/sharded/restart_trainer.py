@@ -42,8 +42,8 @@ class Dying:
 
     def intercept(self, group, *message):
         self.messages += 1
-        # Of a publish: what this rank has, that it began, its parts; of the leader the plan, the
-        # word to go on, and the verdict, which comes after the seal.
+        # The messages of a publish. Each rank sends its offer, that it began, and its parts. The
+        # leader sends the plan, that all continue, and, after the seal, the result.
         wanted = {("open", "open"): 2, ("gather", "publish"): 1, ("seal", "publish"): 3}
         if wanted.get((self.phase, self.now)) == self.messages:
             die()
@@ -55,9 +55,9 @@ class Dying:
 
 
 def join():
-    """Joins through the store of torchrun's agent, which outlives the attempts, under the attempt's
-    name. Older releases of torch do so by themselves; newer ones find the dead attempt's addresses
-    there."""
+    """Joins through the store of torchrun's agent, which outlives attempts, under a prefix for this
+    attempt. Without the prefix, newer releases of torch find the dead attempt's addresses there;
+    older ones add it themselves."""
     attempt, rank = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False)

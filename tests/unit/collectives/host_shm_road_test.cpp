@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is special to host_shm: privacy, the lock, what the dead leave behind, and room. Processes
-// here are real ones, and die by SIGKILL.
+// Tests that only host_shm needs: privacy, the lock, leftovers of dead processes, and memory. The
+// processes here are real, and die by SIGKILL.
 #include "collectives/host_shm/host_shm_road.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-// A process that does `work`, says so, and then waits to be killed. It exits with another status
-// where the work failed.
+// A process that does `work`, reports that, and then waits to be killed. Its exit status is not 0
+// if the work failed.
 class Child {
  public:
   explicit Child(const std::function<bool()>& work) {
@@ -34,13 +34,13 @@ class Child {
     EXPECT_EQ(::pipe(pipe.data()), 0);
     pid_ = ::fork();
     if (pid_ == 0) {
-      const char said = work() ? 'y' : 'n';
-      static_cast<void>(!::write(pipe[1], &said, 1));
+      const char ready = work() ? 'y' : 'n';
+      static_cast<void>(!::write(pipe[1], &ready, 1));
       for (;;) ::pause();
     }
     ::close(pipe[1]);
-    char said = 'n';
-    ready_ = ::read(pipe[0], &said, 1) == 1 && said == 'y';
+    char ready = 'n';
+    ready_ = ::read(pipe[0], &ready, 1) == 1 && ready == 'y';
     ::close(pipe[0]);
   }
   Child(const Child&) = delete;
@@ -307,14 +307,14 @@ TEST_F(HostShmTest, TheOrderlyEndRemovesEverythingButTheLastWord) {
     const auto road = sender();
     ASSERT_OK(road->announce("run", soon()));
     ASSERT_OK(put(*road, step(1), {{"part", random_part(1000, 1)}}));
-    ASSERT_OK(tell_host_shm_end(options_, "the end"));
+    ASSERT_OK(publish_host_shm_end(options_, "the end"));
   }
   EXPECT_EQ(files(), std::set<std::string>{"end"});
-  const auto heard = hear_host_shm_end(options_);
-  ASSERT_OK(heard);
-  EXPECT_EQ(heard->value_or(""), "the end");
+  const auto note = fetch_host_shm_end(options_);
+  ASSERT_OK(note);
+  EXPECT_EQ(note->value_or(""), "the end");
   const auto next = sender();
-  EXPECT_FALSE(hear_host_shm_end(options_)->has_value()) << "another run has begun";
+  EXPECT_FALSE(fetch_host_shm_end(options_)->has_value()) << "another run has begun";
 }
 
 TEST_F(HostShmTest, AnAnchorTakesTheRoomOfStepsAndOfTheOneBefore) {
@@ -390,9 +390,9 @@ TEST(HostShmRecord, WhatIsDamagedIsNotTaken) {
     EXPECT_FALSE(host_shm::record_from_bytes(bytes.substr(0, i), "record").ok()) << i;
   }
   const host_shm::Report report{{"id", 7, std::string("\0\xff", 2)}, 9};
-  const auto said = host_shm::report_from_bytes(host_shm::report_to_bytes(report), "report");
-  ASSERT_OK(said);
-  EXPECT_EQ(said->report.proof, report.report.proof);
+  const auto parsed = host_shm::report_from_bytes(host_shm::report_to_bytes(report), "report");
+  ASSERT_OK(parsed);
+  EXPECT_EQ(parsed->report.proof, report.report.proof);
   ReceiverReport longest{std::string(kMaxReceiverIdBytes, 'i'), 1,
                          std::string(kMaxProofBytes, 'p')};
   EXPECT_LE(host_shm::report_to_bytes({longest, 1}).size(), host_shm::kMaxReportBytes);

@@ -13,7 +13,8 @@
 namespace driftless::testing {
 namespace {
 
-// Copies what it hands out, counts the bytes that are held, and fails as told.
+// Copies the bytes that it returns, counts the bytes that callers hold, and fails if a test asks
+// for it.
 class CountedRoad final : public ForwardingReceiveRoad {
  public:
   CountedRoad(std::unique_ptr<ReceiveRoad> road, bool at_once)

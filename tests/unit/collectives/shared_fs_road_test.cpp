@@ -373,7 +373,7 @@ TEST_F(SharedFsRoadTest, AfterPublishThatHangsEndsInTime) {
   EXPECT_TRUE(*leader->published(step(1), soon()));
 }
 
-// The hook makes the version visible: without it nothing would be seen.
+// The hook makes the version visible: without it the receiver sees nothing.
 TEST_F(SharedFsRoadTest, BeforeReadRunsBeforeEachLookButNotMoreOften) {
   const auto receipts = publish(*sender(), step(1));
   ASSERT_OK(receipts);
@@ -388,7 +388,7 @@ TEST_F(SharedFsRoadTest, BeforeReadRunsBeforeEachLookButNotMoreOften) {
   EXPECT_LE(content(road("hook.log")).size(), 4U) << "once, twice on a slow machine";
 }
 
-// Whoever waits in short turns would never see anything otherwise.
+// Otherwise a receiver that waits in short turns would never see anything.
 TEST_F(SharedFsRoadTest, BeforeReadMayTakeLongerThanTheWait) {
   ASSERT_OK(publish(*sender(), step(1)));
   options_.before_read = "sleep 0.2";

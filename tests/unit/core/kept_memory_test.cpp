@@ -106,11 +106,11 @@ TEST(KeptMemory, ManyThreadsShareIt) {
     threads.emplace_back([&, number] {
       for (std::uint64_t i = 0; i < 200; ++i) {
         const std::uint64_t bytes = KeptMemory::kLeastBytes * (1 + i % 7);
-        const std::shared_ptr<std::byte> own = memory.take(bytes);
-        std::memset(own.get(), number, bytes);
+        const std::shared_ptr<std::byte> taken = memory.take(bytes);
+        std::memset(taken.get(), number, bytes);
         std::this_thread::yield();
         for (std::uint64_t at = 0; at < bytes; at += 997) {
-          if (own.get()[at] != static_cast<std::byte>(number)) ++mixed;
+          if (taken.get()[at] != static_cast<std::byte>(number)) ++mixed;
         }
       }
     });

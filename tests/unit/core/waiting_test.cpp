@@ -33,16 +33,16 @@ class WaitingTest : public ::testing::Test {
 TEST_F(WaitingTest, IsSilentAtFirst) {
   Waiting waiting;
   wait(waiting, 5s);
-  EXPECT_TRUE(still_.said.empty());
+  EXPECT_TRUE(still_.lines.empty());
   EXPECT_EQ(asked_, 0);
 }
 
 TEST_F(WaitingTest, SaysForWhomAfterFiveSecondsAndEveryThirty) {
   Waiting waiting;
   wait(waiting, 70s);
-  EXPECT_EQ(still_.said, (std::vector<std::string>{"still waiting after 5 s: rank 3",
-                                                   "still waiting after 35 s: rank 3",
-                                                   "still waiting after 65 s: rank 3"}));
+  EXPECT_EQ(still_.lines, (std::vector<std::string>{"still waiting after 5 s: rank 3",
+                                                    "still waiting after 35 s: rank 3",
+                                                    "still waiting after 65 s: rank 3"}));
   EXPECT_EQ(asked_, 3);
 }
 
@@ -53,9 +53,9 @@ TEST_F(WaitingTest, StartsAgainOnceItHasComeAndAfterAPause) {
   wait(waiting, 4s);
   still_.sleep_until(still_.now() + 31s);  // nobody waited
   wait(waiting, 4s);
-  EXPECT_TRUE(still_.said.empty());
+  EXPECT_TRUE(still_.lines.empty());
   wait(waiting, 2s);
-  EXPECT_EQ(still_.said, std::vector<std::string>{"still waiting after 5 s: rank 3"});
+  EXPECT_EQ(still_.lines, std::vector<std::string>{"still waiting after 5 s: rank 3"});
 }
 
 bool stop_asked = false;

@@ -135,7 +135,8 @@ TEST_F(CheckpointTest, NamesTheMissingShardAndATensorOfIt) {
 TEST_F(CheckpointTest, RefusesATensorThatItsShardLacks) {
   write_sharded();
   write("model-00002-of-00002.safetensors", shard({"a"}));
-  expect_refused(StatusCode::kCorrupt, {"model-00002-of-00002.safetensors", "'c' is not in it"});
+  expect_refused(StatusCode::kCorrupt,
+                 {"model-00002-of-00002.safetensors", "'c' is not in this file"});
 }
 
 TEST_F(CheckpointTest, RefusesATensorThatTheIndexLacks) {
@@ -149,7 +150,7 @@ TEST_F(CheckpointTest, RefusesATensorInTwoShards) {
   write_sharded();
   write("model-00001-of-00002.safetensors", shard({"d", "b", "c"}));
   expect_refused(StatusCode::kCorrupt, {"model-00001-of-00002.safetensors", "'c'",
-                                        "has it in 'model-00002-of-00002.safetensors'"});
+                                        "assigns it to 'model-00002-of-00002.safetensors'"});
 }
 
 TEST_F(CheckpointTest, RefusesADamagedShardNamingIt) {

@@ -85,6 +85,41 @@ TEST(FlushChecksum, EveryBf16WidensAsFloat32Does) {
   }
 }
 
+// Normal values are widened together, others one by one.
+TEST(FlushChecksum, ManyBf16AreTheXorOfEach) {
+  std::mt19937_64 random(5);
+  for (const std::size_t count : {1UL, 1023UL, 1024UL, 1025UL, 4096UL, 10'001UL}) {
+    for (const unsigned specials : {0U, 1U, 3U, 900U}) {
+      std::vector<std::uint16_t> values(count);
+      for (auto& value : values) value = static_cast<std::uint16_t>(0x3c00 + random() % 0x200);
+      for (unsigned i = 0; i < specials; ++i) {  // zero, subnormal, infinite, NaN
+        constexpr std::array<std::uint16_t, 6> kSpecial{0, 0x8000, 0x0001, 0x7f80, 0xff81, 0x7fc0};
+        values[random() % count] = kSpecial[random() % kSpecial.size()];
+      }
+      std::vector<std::uint32_t> wide(values.begin(), values.end());
+      for (std::uint32_t& value : wide) value <<= 16;
+      EXPECT_EQ(
+          flush_checksum(
+              {Encoding::kDeltas, DType::kBF16, {}, {}, std::as_bytes(std::span(values))}),
+          flush_checksum({Encoding::kDeltas, DType::kF32, {}, {}, std::as_bytes(std::span(wide))}))
+          << count << " " << specials;
+    }
+  }
+}
+
+TEST(FlushChecksum, DoesNotDependOnTheThreads) {
+  std::mt19937_64 random(6);
+  const Bytes positions = testing::random_bytes(random, (5 << 20) + 3);
+  const Bytes values = testing::random_bytes(random, (7 << 20) + 8);
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF32, DType::kC64}) {
+    const BucketView bucket{Encoding::kDeltas, dtype, {}, positions, values};
+    const std::string alone = flush_checksum(bucket);
+    for (const unsigned threads : {0U, 2U, 5U, 16U}) {
+      EXPECT_EQ(flush_checksum(bucket, threads), alone) << info(dtype).name;
+    }
+  }
+}
+
 TEST(FlushChecksum, XorsPositionBytesAndValues) {
   std::mt19937_64 random(3);
   for (const std::size_t count : {1UL, 7UL, 8UL, 1001UL}) {

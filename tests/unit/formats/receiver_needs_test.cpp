@@ -44,7 +44,7 @@ TEST(ReceiverNeeds, NameTheCheckpointThatIsPatched) {
   std::string path = "/";
   for (int i = 0; i < 3000; ++i) path += static_cast<char>('0' + i * 7919 % 75);
   for (const std::string& directory : {std::string("/a//b/./c/"), path}) {
-    needs.checkpoint = announced_directory(directory);
+    needs.checkpoint = reported_directory(directory);
     needs.host = "node-7";
     const auto text = needs_to_text(needs, 1024);
     ASSERT_TRUE(text.ok()) << text.status().to_string();
@@ -54,8 +54,8 @@ TEST(ReceiverNeeds, NameTheCheckpointThatIsPatched) {
     EXPECT_EQ(back->checkpoint, needs.checkpoint);
     EXPECT_EQ(back->host, needs.host);
   }
-  EXPECT_EQ(announced_directory("/a//b/./c/"), "/a/b/c");
-  EXPECT_EQ(announced_directory(path), path.substr(path.size() - 512));
+  EXPECT_EQ(reported_directory("/a//b/./c/"), "/a/b/c");
+  EXPECT_EQ(reported_directory(path), path.substr(path.size() - 512));
   needs.checkpoint = "/no\xff/utf-8";
   EXPECT_TRUE(needs_to_text(needs, 1024).ok());
 }

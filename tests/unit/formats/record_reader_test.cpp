@@ -34,7 +34,7 @@ VersionRecord version() {
 TEST(RecordReader, ReadsWhatEachProcessWrites) {
   VersionRecord record = version();
   record.most_changed = {{"a", 1, 2}, {"b", 0, 9}};
-  record.published = {Encoding::kCompact, 0.5, 1, 2, 3};
+  record.published = {Encoding::kCompact, 0.5, 1, 2, 3, 4, 5, 6, 7};
   record.captured = {1, 2, 3, 4, 5};
   expect_same(record, read_version_record);
   record = version();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the agent says to engines, and what it makes of failures, against real HTTP.
+// The agent's calls to engines, and its reaction to failures, over real HTTP.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -84,7 +84,7 @@ TEST_F(AgentEnginesTest, RanksThatCannotBeBroughtBackDoNotServe) {
   expect_all_at(engine, 2);
 }
 
-// Defect 1: an engine that outlives a run holds the other run's version of the same number.
+// An engine that outlives a run holds the other run's version of the same number.
 TEST_F(AgentEnginesTest, AVersionOfAnotherRunIsNotTakenForTheGoal) {
   VllmStandIn engine(2);
   engine.published = 8;
@@ -130,7 +130,7 @@ TEST_F(AgentEnginesTest, AnAgentStartedAnewLearnsTheVersionThatItsEngineHas) {
   EXPECT_EQ(engine.count("rpc:driftless_stage"), 1U) << "nothing newer is waited for";
 }
 
-// Defect 2: what a server said is not true of the one that was started in its place.
+// A reply of one server does not hold for the server that was started in its place.
 TEST_F(AgentEnginesTest, ARestartedServerGetsNoLabelOfTheDeadOne) {
   for (const std::string moment :
        {"/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache",
@@ -150,7 +150,7 @@ TEST_F(AgentEnginesTest, ARestartedServerGetsNoLabelOfTheDeadOne) {
   }
 }
 
-// The agent died when all ranks had written, and before the engine had its label.
+// The agent died after all ranks had written, and before the engine had its label.
 TEST_F(AgentEnginesTest, ARestartedAgentGivesTheLabelBeforeItResumes) {
   VllmStandIn engine(2);
   ASSERT_TRUE(vllm(engine)->update(1, times_).ok());
@@ -172,7 +172,7 @@ TEST_F(AgentEnginesTest, ARestartedAgentGivesTheLabelBeforeItResumes) {
   EXPECT_FALSE(engine.paused());
 }
 
-// Defect 11: what a driver that was killed left behind.
+// A new agent must not trust the state that a killed driver left.
 TEST_F(AgentEnginesTest, ARestartedAgentWhoseFirstQuestionFailsResumesNothing) {
   VllmStandIn engine(2);
   engine.set_paused(true);
@@ -209,8 +209,9 @@ TEST_F(AgentEnginesTest, TornRanksStayPausedAlsoIfAllAreTorn) {
   }
 }
 
-// All ranks hold version 2, proven. Without its cache cleared the engine serves, and the error says
-// so; without the end of its update its label is still version 1's, so it stays paused.
+// All ranks hold version 2, proven. If only clearing the cache fails, the engine serves, and the
+// error reports that. If the end of its update fails, its label is still version 1's, so it stays
+// paused.
 TEST_F(AgentEnginesTest, AFailureOfTheCacheOrTheEndIsSaid) {
   for (const std::string broken : {"/reset_prefix_cache", "/finish_weight_update"}) {
     VllmStandIn engine(2);
@@ -275,7 +276,7 @@ TEST_F(AgentEnginesTest, ASlippedReplyQueueIsNotBelieved) {
   EXPECT_FALSE(engine.paused());
 }
 
-// Except where it could not be told what it holds.
+// Except if it was not possible to learn what it holds.
 TEST_F(AgentEnginesTest, WhereverItFailsTheEngineIsResumed) {
   for (const std::string broken :
        {"/pause", "/start_weight_update", "/update_weights", "/finish_weight_update",
@@ -362,7 +363,7 @@ TEST_F(AgentEnginesTest, VllmReloadsACheckpoint) {
   EXPECT_FALSE(engine.paused());
 }
 
-// Defect 9.
+// A proxy may reply 200 with a login page.
 TEST_F(AgentEnginesTest, ALoginPageIsNoSuccessfulPause) {
   for (const HttpResponse& page :
        {HttpResponse{302, "", {}, "Location: /login\r\n"}, HttpResponse{200, "<html>", {}, ""}}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the agent makes of publications: carried once, inflated, followed by real receivers.
+// The agent hands publications over: fetched once, inflated, and followed by real receivers.
 #include "plugin/agent/relay.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ class AgentRelayTest : public ::testing::Test {
     }
   }
 
-  // A worker of the host, with weights of its own.
+  // A worker on this host, with weights of its own.
   struct Worker {
     Worker(const HostShmOptions& shm, const std::string& id, Weights start,
            const WeightLayout& layout, bool empty, const std::vector<Encoding>& encodings)
@@ -154,11 +154,10 @@ TEST_F(AgentRelayTest, WorkersThatCannotDecodeCompactAreAnnounced) {
   open();
   const auto first = worker("first");
   ASSERT_TRUE(relay_->help().ok());
-  const auto announced = parse_needs(relay_->needs(), "the agent");
-  ASSERT_TRUE(announced.ok()) << announced.status().to_string();
-  EXPECT_FALSE(announced->old_values);
-  EXPECT_EQ(std::ranges::find(announced->encodings, Encoding::kCompact),
-            announced->encodings.end());
+  const auto needs = parse_needs(relay_->needs(), "the agent");
+  ASSERT_TRUE(needs.ok()) << needs.status().to_string();
+  EXPECT_FALSE(needs->old_values);
+  EXPECT_EQ(std::ranges::find(needs->encodings, Encoding::kCompact), needs->encodings.end());
 }
 
 TEST_F(AgentRelayTest, ADamagedVersionIsNotHandedOn) {
@@ -217,7 +216,7 @@ TEST_F(AgentRelayTest, AnAnchorTakesThePlaceOfADamagedLastVersion) {
   damaged.parts.begin()->second.back() ^= std::byte{1};
   send(*trainer_, damaged);
   EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
-  send(*trainer_, run_.anchor(2));  // as a trainer that ends makes it
+  send(*trainer_, run_.anchor(2));  // a trainer that ends makes this anchor
   const auto helped = relay_->help();
   ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
   EXPECT_TRUE((*helped)->update.anchor);
@@ -318,7 +317,7 @@ TEST_F(AgentRelayTest, AWorkerOfAnEarlierRunGetsNoAnchor) {
   const auto old = worker("old", true);
   send(*down_, earlier.step(1));
   EXPECT_EQ(old->follow().code(), StatusCode::kWrongBase);
-  down_.reset();  // the worker stays, and reports on
+  down_.reset();  // the worker stays, and sends reports
   down_ = std::move(*make_host_shm_sender(shm_));
   open();
   send(*trainer_, run_.step(1));
@@ -353,7 +352,7 @@ TEST_F(AgentRelayTest, AStartedAgainAgentLetsWorkersGoOn) {
   const auto steady = worker("steady");
   ASSERT_TRUE(steady->follow().ok());
   relay_.reset();
-  down_.reset();  // as a dead agent's, its segments go with the next start
+  down_.reset();  // as with a dead agent: the next start removes the segments
   send(*trainer_, run_.step(2));
   send(*trainer_, run_.step(3));
   ASSERT_TRUE(steady->follow().ok()) << "nothing is there, and that is no failure";
@@ -365,7 +364,7 @@ TEST_F(AgentRelayTest, AStartedAgainAgentLetsWorkersGoOn) {
   EXPECT_TRUE(same(steady->weights, run_.weights[3]));
 }
 
-// Counts who is within it at the same time.
+// Counts the callers that hold the budget at the same time.
 TEST(MemoryBudgetTest, NoMoreThanTheCapAndOneAlways) {
   MemoryBudget budget(100);
   std::atomic<std::uint64_t> taken{0}, most{0};
@@ -466,8 +465,8 @@ struct Part {
   std::unique_ptr<Receiver> receiver;
 };
 
-// Workers that hold some of the tensors: the agent fetches what they need together. One that comes
-// later and needs more asks for an anchor, and gets on.
+// Workers that hold some of the tensors: the agent fetches what they need together. A worker that
+// joins later and needs more requests an anchor, and then follows.
 class AgentRelayNeeds : public ::testing::TestWithParam<std::uint64_t> {};
 INSTANTIATE_TEST_SUITE_P(Workers, AgentRelayNeeds, ::testing::Values(2, 0));
 TEST_P(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
@@ -497,14 +496,14 @@ TEST_P(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
     expect_ok(trainer.publish(weights));
     const auto report = (*relay)->follow(soon());
     ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
-    if (relaying.workers == 0 && version <= 2) {  // others may come
+    if (relaying.workers == 0 && version <= 2) {  // more workers may join
       EXPECT_GE((*report)->update.wire_bytes, trainer.report().wire_bytes);
       for (const Part* const worker : {&first, &second}) {
         ASSERT_EQ(worker->follow().to_string(), "ok");
       }
       continue;
     }
-    // The version is small: what lies between two needed ranges is fetched, too.
+    // The version is small: bytes between two needed ranges are fetched, too.
     EXPECT_LT((*report)->update.needed_bytes, trainer.report().wire_bytes / 10);
     EXPECT_LT((*report)->update.wire_bytes, trainer.report().wire_bytes * 3 / 5);
     EXPECT_LE((*report)->update.needed_bytes, (*report)->update.wire_bytes);
@@ -513,10 +512,10 @@ TEST_P(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
       EXPECT_TRUE(worker->holds(weights));
     }
   }
-  const auto said = parse_needs((*relay)->needs(), "the agent");
-  ASSERT_TRUE(said.ok()) << said.status().to_string();
-  EXPECT_EQ(said->tensors[0].kind, TensorNeed::Kind::kNothing);
-  EXPECT_EQ(said->tensors[1].kind, TensorNeed::Kind::kAll);
+  const auto parsed = parse_needs((*relay)->needs(), "the agent");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(parsed->tensors[0].kind, TensorNeed::Kind::kNothing);
+  EXPECT_EQ(parsed->tensors[1].kind, TensorNeed::Kind::kAll);
 
   const Part late(shm, "late", base, 0, 1);
   EXPECT_EQ(late.follow().code(), StatusCode::kMismatch);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the agent says to SGLang, with our loader inside and without, against real HTTP.
+// The agent's calls to SGLang, with and without our loader in it, over real HTTP.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ using std::chrono_literals::operator""s;
 
 using AgentSglangTest = AgentEnginesTest;
 
-// SGLang's calls, as far as files are concerned.
+// SGLang's calls that load files.
 class SglangFiles {
  public:
   SglangFiles()
@@ -53,7 +53,7 @@ class SglangFiles {
   [[nodiscard]] std::string url() const { return server_.url(); }
 
   std::string model_path = "/served", version = "default";
-  double started = 1.25;  // another process has another
+  double started = 1.25;  // differs between processes
   bool paused = false, refuses = false;
   std::vector<std::string> calls, loaded;
 
@@ -92,7 +92,7 @@ TEST_F(AgentSglangTest, SglangLoadsWhatChangedIfItHoldsTheVersionBefore) {
   EXPECT_EQ(checked, std::vector<std::string>{"/served"});
   EXPECT_FALSE(engine.paused);
   publish(5, 4);
-  engine.started = 2.5;  // the server was killed, and somebody gave the new one the label
+  engine.started = 2.5;  // the server was killed, and somebody gave the new one this label
   EXPECT_EQ(*session->update(5, times_), 5U);
   EXPECT_EQ(engine.loaded.back(), "/local/model") << "another process";
   engine.refuses = true;
@@ -107,7 +107,7 @@ TEST_F(AgentSglangTest, SglangLoadsWhatChangedIfItHoldsTheVersionBefore) {
   EXPECT_FALSE(engine.paused);
 }
 
-// Defect 1: run A ended at 8; run B's agent finds "8" and must not believe it.
+// Run A ended at version 8. The agent of run B finds the label "8", and must not trust it.
 TEST_F(AgentSglangTest, SglangsLabelOfAnotherAgentIsNotBelieved) {
   SglangFiles engine;
   engine.version = "8";
@@ -135,8 +135,8 @@ TEST_F(AgentSglangTest, SglangIsNotWrittenToWithAnotherShape) {
   EXPECT_EQ(engine.calls, (std::vector<std::string>{"/model_info", "/server_info"}));
 }
 
-// An engine that comes late, or again, loads what lies there then: a checkpoint that somebody has
-// restored meanwhile is not the version that the agent wrote.
+// An engine that joins late, or again, loads the files that lie there. If somebody has restored the
+// checkpoint meanwhile, it is not the version that the agent wrote.
 TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
   if (check_http().code() == StatusCode::kUnsupported) GTEST_SKIP() << "built without libcurl";
   for (const bool renamed : {false, true}) {
@@ -162,7 +162,7 @@ TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
     ASSERT_TRUE(session.ok());
     CommitTimes times;
     ASSERT_TRUE((*session)->update(1, times).ok());
-    engine.started = 2.5;  // it is started anew, and meanwhile:
+    engine.started = 2.5;  // it is restarted, and meanwhile:
     engine.version = "default";
     engine.loaded.clear();
     for (const auto& file : std::filesystem::directory_iterator(base)) {
@@ -218,7 +218,7 @@ TEST(SglangCommand, IsAPickleOfOneByteTensor) {
   }
 }
 
-// SGLang with our loader: every rank of every stage answers by a file.
+// SGLang with our loader: every rank of every stage replies through a file.
 class SglangStandIn {
  public:
   SglangStandIn(const std::string& shm, unsigned tensor, unsigned stages)
@@ -235,11 +235,11 @@ class SglangStandIn {
   std::uint64_t published = 5;
   std::vector<std::string> phases;
   std::string answers;
-  std::optional<unsigned> refusing;  // this rank does not commit, nor go back
-  std::string refused_call;          // once the label is given
-  int lost_ends = 0;                 // done, and their answers are lost
+  std::optional<unsigned> refusing;  // this rank fails to commit and to roll back
+  std::string refused_call;          // refused after the label was set
+  int lost_ends = 0;                 // ends that are done, but whose replies are lost
   std::function<HttpResponse()>
-      ends;  // what a session's end is answered after a commit; it stays open
+      ends;  // replies to the end of a session after a commit; it stays open
   std::function<bool(const std::string& phase)> restarts;
 
   void restart() {
@@ -370,8 +370,7 @@ TEST_F(AgentSglangTest, WhoeverOnlyAsksDoesNotEndAnUpdateOfOthers) {
   }
 }
 
-// The label goes out before the session's end: that it is right does not show that the update
-// ended.
+// The label is set before the session ends, so a right label does not show that the update ended.
 TEST_F(AgentSglangTest, AnUpdateWhoseEndFailsIsNoSuccess) {
   for (const bool refuses : {true, false}) {
     const TempDir shm(TempDir::Where::kMemory);
@@ -399,7 +398,7 @@ TEST_F(AgentSglangTest, AnUpdateWhoseEndFailsIsNoSuccess) {
   }
 }
 
-// Defect 4: the ranks of all pipeline stages count, each for itself.
+// The ranks of all pipeline stages count, each separately.
 TEST_F(AgentSglangTest, SglangsPipelineStagesAllAnswer) {
   const TempDir shm(TempDir::Where::kMemory);
   SglangStandIn engine(shm.path(), 2, 2);
@@ -420,7 +419,7 @@ TEST_F(AgentSglangTest, SglangsPipelineStagesAllAnswer) {
   EXPECT_FALSE(engine.paused);
 }
 
-// Defect 2.
+// The label of the server that died is not the label of its successor.
 TEST_F(AgentSglangTest, ARestartedSglangGetsNoLabelOfTheDeadOne) {
   for (const std::string moment : {"stage", "commit", "status"}) {
     const TempDir shm(TempDir::Where::kMemory);
@@ -430,7 +429,7 @@ TEST_F(AgentSglangTest, ARestartedSglangGetsNoLabelOfTheDeadOne) {
     const auto session = make_engine_session(std::move(*transport), options_of(kRun));
     ASSERT_TRUE(session->update(5, times_).ok());
     engine.published = 6;
-    int left = moment == "status" ? 2 : 1;  // the question that proves the commit
+    int left = moment == "status" ? 2 : 1;  // the status call that proves the commit
     engine.restarts = [&](const std::string& phase) { return phase == moment && --left == 0; };
     EXPECT_FALSE(session->update(6, times_).ok()) << moment;
     EXPECT_EQ(engine.label, "default") << moment;
@@ -442,8 +441,8 @@ TEST_F(AgentSglangTest, ARestartedSglangGetsNoLabelOfTheDeadOne) {
   }
 }
 
-// SGLang's end of an update is what makes loaded weights usable (it packs quantized ones), and its
-// label is there before.
+// Loaded weights are usable only after SGLang has ended the update (it packs quantized ones), but
+// the label is set before that.
 TEST_F(AgentSglangTest, AnUpdateThatSglangDidNotEndIsNotServed) {
   const TempDir shm(TempDir::Where::kMemory);
   SglangStandIn engine(shm.path(), 2, 1);

@@ -32,15 +32,15 @@ TEST(BackgroundWriter, DoesTheWorkInOrderAndAllOfIt) {
 
 TEST(BackgroundWriter, ReturnsWhileTheWorkIsDone) {
   std::promise<void> go_on;
-  std::future<void> told = go_on.get_future();
+  std::future<void> released = go_on.get_future();
   BackgroundWriter writer(true);
   ASSERT_TRUE(writer
-                  .hand_over([&told] {
-                    told.wait();
+                  .hand_over([&released] {
+                    released.wait();
                     return Status();
                   })
                   .ok());
-  go_on.set_value();  // were it done within the call, this would not be reached
+  go_on.set_value();  // if the call did the work itself, it would never return
   EXPECT_TRUE(writer.finish().ok());
 }
 
@@ -48,7 +48,7 @@ TEST(BackgroundWriter, AFailureStaysAndEndsTheWork) {
   for (const bool background : {false, true}) {
     int done = 0;
     BackgroundWriter writer(background);
-    // Told by this call or by a later one.
+    // The failure is returned by this call or by a later one.
     const Status first =
         writer.hand_over([] { return error(StatusCode::kNoSpace, "the disk is full"); });
     EXPECT_EQ(first.ok(), background);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints as people have them: they store tensors that the run does not publish (a frozen
-// tower, layers of a drafter, the stored lm_head of a model that ties it to its embedding).
+// Checkpoints that store tensors which the run does not publish: a frozen tower, layers of a
+// drafter, the stored lm_head of a model that ties it to its embedding.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -30,7 +30,7 @@ class BaseCheckpoint : public ::testing::Test {
     weights.insert(std::move(embedding));
     return weights;
   }
-  // What the directory holds when the run is at `version`.
+  // The content of the directory when the run is at `version`.
   [[nodiscard]] Weights stored(std::size_t version, bool tied = true) const {
     Weights all = run_.weights[version];
     all[kHead] = run_.weights[tied ? version : 0].at(kEmbedding);
@@ -105,7 +105,7 @@ TEST_F(BaseCheckpoint, OnlyWhatTheModelTiesIsACopy) {
   ASSERT_TRUE(apply(run_.step(1)).ok());
   EXPECT_TRUE(holds(copy_, stored(1)));
   store();
-  flip(kHead);  // tied, they say; but it holds something else
+  flip(kHead);  // tied by the configuration, but with other bits
   const auto target = open();
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   ASSERT_TRUE((*(*target)->stage(chain_of(run_.step(1))))->commit().ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless.h as a program sees it: wrong use, other headers, threads.
+// driftless.h as a program uses it: wrong calls, other headers, threads.
 #include "support/c_abi_fixture.h"
 
 namespace driftless::testing {
@@ -15,12 +15,12 @@ TEST_F(CAbiTest, OpenRefusesWhatIsWrongWithTheFileOrTheCall) {
   EXPECT_EQ(driftless_open(config_.c_str(), nullptr, 1, nullptr, &receiver_, error_),
             DRIFTLESS_INVALID_ARGUMENT);
   EXPECT_EQ(open({nullptr}), DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("overrides[0]")) << error_.message();
+  EXPECT_TRUE(error_.contains("overrides[0]")) << error_.message();
   EXPECT_EQ(driftless_open("/not/there.yaml", nullptr, 0, nullptr, &receiver_, error_),
             DRIFTLESS_NOT_FOUND);
   std::ofstream(config_) << "road: {kind: shared_fs, shared_fs: { dir: x }}\nrecever: {id: a}\n";
   EXPECT_EQ(open(), DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("recever") && error_.says(":2")) << error_.message();
+  EXPECT_TRUE(error_.contains("recever") && error_.contains(":2")) << error_.message();
   std::ofstream(config_) << "road: [\n";
   EXPECT_EQ(open(), DRIFTLESS_INVALID_ARGUMENT);
   std::ofstream(config_) << "road: {kind: loopback}\n";
@@ -40,11 +40,12 @@ TEST_F(CAbiTest, TheTrainersPartOfTheFileNeedsNoBackend) {
 TEST_F(CAbiTest, StructsFromOtherHeaders) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   auto& [name, tensor] = *held_.begin();
-  driftless_tensor told = describe(name, tensor);
-  for (const std::size_t size : {std::size_t{0}, sizeof(told) - 1, std::size_t{1} << 40}) {
-    told.struct_size = size;
-    EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_INVALID_ARGUMENT) << size;
-    EXPECT_TRUE(error_.says("struct_size")) << error_.message();
+  driftless_tensor registered = describe(name, tensor);
+  for (const std::size_t size : {std::size_t{0}, sizeof(registered) - 1, std::size_t{1} << 40}) {
+    registered.struct_size = size;
+    EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_INVALID_ARGUMENT)
+        << size;
+    EXPECT_TRUE(error_.contains("struct_size")) << error_.message();
   }
   struct Newer {
     driftless_tensor known;
@@ -75,10 +76,10 @@ TEST_F(CAbiTest, TensorsThatCannotBeTakenAreNamed) {
   TestTensor& tensor = held_["model.layers.0.up.weight"];
   const driftless_tensor good = describe("model.layers.0.up.weight", tensor);
   const auto refused = [&](const std::function<void(driftless_tensor&)>& spoil) {
-    driftless_tensor told = good;
-    spoil(told);
-    const driftless_code code = driftless_register(receiver_, &told, error_);
-    EXPECT_TRUE(told.name == nullptr || error_.says(told.name)) << error_.message();
+    driftless_tensor registered = good;
+    spoil(registered);
+    const driftless_code code = driftless_register(receiver_, &registered, error_);
+    EXPECT_TRUE(registered.name == nullptr || error_.contains(registered.name)) << error_.message();
     return code;
   };
   EXPECT_EQ(refused([](auto& t) { t.name = nullptr; }), DRIFTLESS_INVALID_ARGUMENT);
@@ -96,28 +97,28 @@ TEST_F(CAbiTest, TensorsThatCannotBeTakenAreNamed) {
   const std::array<int64_t, 2> huge{int64_t{1} << 62, int64_t{1} << 62};
   EXPECT_EQ(refused([&](auto& t) { t.shape = huge.data(); }), DRIFTLESS_INVALID_ARGUMENT);
   const std::array<int64_t, 2> contiguous{96, 1};
-  driftless_tensor told = good;
-  told.strides = contiguous.data();
-  told.dtype = "bfloat16";
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+  driftless_tensor registered = good;
+  registered.strides = contiguous.data();
+  registered.dtype = "bfloat16";
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
   EXPECT_EQ(refused([](auto&) {}), DRIFTLESS_ALREADY_EXISTS);
 }
 
 TEST_F(CAbiTest, GpuTensorsAreRefusedWithTheReasonWhereThereIsNoGpu) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   auto& [name, tensor] = *held_.begin();
-  driftless_tensor told = describe(name, tensor);
-  told.place = DRIFTLESS_CUDA;
-  told.device = 4711;  // where there are GPUs, there are fewer
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_UNSUPPORTED);
-  EXPECT_TRUE(error_.says("CUDA")) << error_.message();
-  told.place = DRIFTLESS_HOST;
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+  driftless_tensor registered = describe(name, tensor);
+  registered.place = DRIFTLESS_CUDA;
+  registered.device = 4711;  // no machine has so many GPUs
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_UNSUPPORTED);
+  EXPECT_TRUE(error_.contains("CUDA")) << error_.message();
+  registered.place = DRIFTLESS_HOST;
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
   auto& [other_name, other] = *std::next(held_.begin());
   driftless_tensor elsewhere = describe(other_name, other);
   elsewhere.place = DRIFTLESS_CUDA;
   EXPECT_EQ(driftless_register(receiver_, &elsewhere, error_), DRIFTLESS_UNSUPPORTED);
-  EXPECT_TRUE(error_.says(name)) << error_.message();
+  EXPECT_TRUE(error_.contains(name)) << error_.message();
 }
 
 TEST_F(CAbiTest, StartRefusesAndMayBeCalledAgain) {
@@ -125,7 +126,7 @@ TEST_F(CAbiTest, StartRefusesAndMayBeCalledAgain) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 0, error_),
             DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("no tensor")) << error_.message();
+  EXPECT_TRUE(error_.contains("no tensor")) << error_.message();
   TestTensor last = held_["model.norm.weight"];
   held_.erase("model.norm.weight");
   add_all();
@@ -133,12 +134,12 @@ TEST_F(CAbiTest, StartRefusesAndMayBeCalledAgain) {
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, -2, error_),
             DRIFTLESS_INVALID_ARGUMENT);
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_), DRIFTLESS_WRONG_LAYOUT);
-  EXPECT_TRUE(error_.says("model.norm.weight")) << error_.message();
+  EXPECT_TRUE(error_.contains("model.norm.weight")) << error_.message();
   int32_t staged = 0;
   EXPECT_EQ(driftless_stage(receiver_, 0, &staged, error_), DRIFTLESS_INVALID_ARGUMENT);
   held_["model.norm.weight"] = last;
-  const driftless_tensor told = describe("model.norm.weight", held_["model.norm.weight"]);
-  ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK);
+  const driftless_tensor registered = describe("model.norm.weight", held_["model.norm.weight"]);
+  ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK);
   held_.begin()->second.bytes[0] ^= std::byte{1};
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_), DRIFTLESS_WRONG_BASE);
   held_.begin()->second.bytes[0] ^= std::byte{1};
@@ -146,7 +147,7 @@ TEST_F(CAbiTest, StartRefusesAndMayBeCalledAgain) {
       << error_.message();
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_),
             DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_INVALID_ARGUMENT);
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_INVALID_ARGUMENT);
   EXPECT_EQ(driftless_set_callbacks(receiver_, nullptr, error_), DRIFTLESS_INVALID_ARGUMENT);
 }
 
@@ -155,18 +156,18 @@ TEST_F(CAbiTest, OtherTypesAndShapesAreAnotherLayout) {
   for (const bool dtype : {true, false}) {
     ASSERT_EQ(open(), DRIFTLESS_OK);
     for (auto& [name, tensor] : held_) {
-      driftless_tensor told = describe(name, tensor);
+      driftless_tensor registered = describe(name, tensor);
       const std::array<int64_t, 2> reshaped{4, 24};
-      if (name == "model.norm.weight" && dtype) told.dtype = "F16";
+      if (name == "model.norm.weight" && dtype) registered.dtype = "F16";
       if (name == "model.norm.weight" && !dtype) {
-        told.dims = 2;
-        told.shape = reshaped.data();
+        registered.dims = 2;
+        registered.shape = reshaped.data();
       }
-      ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK);
+      ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK);
     }
     EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_),
               DRIFTLESS_WRONG_LAYOUT);
-    EXPECT_TRUE(error_.says("model.norm.weight")) << error_.message();
+    EXPECT_TRUE(error_.contains("model.norm.weight")) << error_.message();
     EXPECT_EQ(driftless_close(&receiver_, 0, error_), DRIFTLESS_OK);
   }
 }
@@ -175,19 +176,19 @@ TEST_F(CAbiTest, TensorsThatShareMemoryAreRefused) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   std::vector<std::byte> memory(256);
   const std::array<int64_t, 1> shape{64};
-  auto told = sized<driftless_tensor>();
-  told.dtype = "U8";
-  told.dims = 1;
-  told.shape = shape.data();
-  told.name = "a";
-  told.data = memory.data();
-  ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK);
-  told.name = "b";
-  told.data = memory.data() + 63;
-  ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK);
+  auto registered = sized<driftless_tensor>();
+  registered.dtype = "U8";
+  registered.dims = 1;
+  registered.shape = shape.data();
+  registered.name = "a";
+  registered.data = memory.data();
+  ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK);
+  registered.name = "b";
+  registered.data = memory.data() + 63;
+  ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK);
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_NOTHING, 0, error_),
             DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("'a'") && error_.says("'b'")) << error_.message();
+  EXPECT_TRUE(error_.contains("'a'") && error_.contains("'b'")) << error_.message();
 }
 
 TEST_F(CAbiTest, WaitsEndAndMayBeTakenUpAgain) {
@@ -227,7 +228,7 @@ TEST_F(CAbiTest, AClosedReceiverIsFoundOut) {
   EXPECT_NE(receiver_, copy) << "a ticket was given out twice";
   driftless_receiver* stale = copy;
   EXPECT_EQ(driftless_close(&stale, 0, error_), DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("closed")) << error_.message();
+  EXPECT_TRUE(error_.contains("closed")) << error_.message();
 }
 
 TEST_F(CAbiTest, EveryFunctionRefusesWhatIsNoReceiver) {
@@ -327,7 +328,7 @@ TEST_F(CAbiTest, TwoReceiversInOneProcess) {
   follow();
   driftless_receiver* other = std::exchange(receiver_, nullptr);
   Weights of_other = held_;
-  of_other.swap(held_);  // its tensors keep their memory; the copies are for the second one
+  of_other.swap(held_);  // its tensors keep their memory; the copies are for the second follower
   auto options = sized<driftless_options>();
   options.id = "two";
   options.launched = DRIFTLESS_LAUNCHED_NO;

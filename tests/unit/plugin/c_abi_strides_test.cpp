@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless.h as a program sees it: tensors that are not contiguous.
+// driftless.h as a program uses it: tensors that are not contiguous.
 #include <cstring>
 #include <random>
 #include <set>
@@ -47,7 +47,7 @@ class CAbiStridesTest : public CAbiTest {
     std::size_t offset = 0;  // in elements
     Strides strides;
   };
-  // The tensor lies in `memory`, which grows to hold it; padding all over at first.
+  // Places the tensor in `memory`, which grows to hold it and is filled with padding at first.
   void place(const std::string& tensor, const std::string& memory, std::size_t offset,
              Strides strides) {
     places_[tensor] = {memory, offset, std::move(strides)};
@@ -67,7 +67,7 @@ class CAbiStridesTest : public CAbiTest {
       use(width * element++, width * (place.offset + at), width);
     }
   }
-  // What the memories would be with these weights, padding included.
+  // The expected content of the memories for these weights, padding included.
   [[nodiscard]] std::map<std::string, std::vector<std::byte>> memory_with(
       const Weights& weights) const {
     auto made = memory_;
@@ -79,7 +79,7 @@ class CAbiStridesTest : public CAbiTest {
     }
     return made;
   }
-  // Whether all that is held, wherever it lies, is as in `weights`, and the padding as it was.
+  // Whether every tensor has the bytes of `weights` at its place, and the padding is unchanged.
   [[nodiscard]] bool holds(const Weights& weights) const {
     for (const auto& [name, tensor] : held_) {
       const bool elsewhere = places_.contains(name) || absent_.contains(name);
@@ -89,31 +89,33 @@ class CAbiStridesTest : public CAbiTest {
   }
 
   [[nodiscard]] driftless_tensor describe_placed(const std::string& name) {
-    driftless_tensor told = describe(name, held_[name]);
+    driftless_tensor registered = describe(name, held_[name]);
     if (absent_.contains(name)) {
-      told.place = DRIFTLESS_ABSENT;
-      told.data = nullptr;
+      registered.place = DRIFTLESS_ABSENT;
+      registered.data = nullptr;
     } else if (const auto found = places_.find(name); found != places_.end()) {
       const auto& [memory, offset, strides] = found->second;
-      told.strides = strides.data();
-      told.data = memory_[memory].data() + offset * unit_bytes(held_[name].dtype);
+      registered.strides = strides.data();
+      registered.data = memory_[memory].data() + offset * unit_bytes(held_[name].dtype);
     }
-    return told;
+    return registered;
   }
   void register_all() {
     memory_ = memory_with(held_);
     ASSERT_EQ(open(), DRIFTLESS_OK) << error_.message();
     use_engine();
     for (const auto& [name, tensor] : held_) {
-      const driftless_tensor told = describe_placed(name);
-      ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+      const driftless_tensor registered = describe_placed(name);
+      ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK)
+          << error_.message();
     }
   }
   void follow_placed(int32_t holds = DRIFTLESS_HOLDS_BASE) {
     register_all();
     ASSERT_EQ(driftless_start(receiver_, holds, 2000, error_), DRIFTLESS_OK) << error_.message();
   }
-  // Version by version, back, and two at once: always what the trainer has.
+  // One version after the other, a rollback, and two versions at once: the weights are always the
+  // trainer's.
   void expect_follows() {
     trainer_.open();
     follow_placed();
@@ -138,10 +140,10 @@ class CAbiStridesTest : public CAbiTest {
     EXPECT_EQ(report.digest, trainer_.digest());
   }
   [[nodiscard]] driftless_code try_strides(const Strides& strides, int32_t where = DRIFTLESS_HOST) {
-    driftless_tensor told = describe(kUp, held_[kUp]);
-    told.strides = strides.data();
-    told.place = where;
-    return driftless_register(receiver_, &told, error_);
+    driftless_tensor registered = describe(kUp, held_[kUp]);
+    registered.strides = strides.data();
+    registered.place = where;
+    return driftless_register(receiver_, &registered, error_);
   }
 
   std::map<std::string, std::vector<std::byte>> memory_;
@@ -259,7 +261,7 @@ TEST_F(CAbiStridesTest, SomebodyElsesWriteIsFoundAndNoVersionIsHeld) {
   const auto written = memory_;
   const Weights rest = held_;
   EXPECT_EQ(driftless_commit(receiver_, nullptr, error_), DRIFTLESS_MISMATCH);
-  EXPECT_TRUE(error_.says(kUp)) << error_.message();
+  EXPECT_TRUE(error_.contains(kUp)) << error_.message();
   EXPECT_EQ(memory_, written);
   EXPECT_TRUE(same(held_, rest));
   EXPECT_EQ(state().valid, 0);
@@ -277,8 +279,8 @@ TEST_F(CAbiStridesTest, StridesThatCannotBeWrittenThroughAreNamed) {
   const auto refused = [&](const Strides& strides, const std::vector<const char*>& words,
                            int32_t where = DRIFTLESS_HOST) {
     const driftless_code code = try_strides(strides, where);
-    EXPECT_TRUE(error_.says(kUp)) << error_.message();
-    for (const char* each : words) EXPECT_TRUE(error_.says(each)) << error_.message();
+    EXPECT_TRUE(error_.contains(kUp)) << error_.message();
+    for (const char* each : words) EXPECT_TRUE(error_.contains(each)) << error_.message();
     return code;
   };
   EXPECT_EQ(refused({96, 0}, {"strides[1] is 0", "share memory"}), DRIFTLESS_INVALID_ARGUMENT);
@@ -298,40 +300,41 @@ TEST_F(CAbiStridesTest, StridesThatCannotBeWrittenThroughAreNamed) {
 TEST_F(CAbiStridesTest, StridesOfWhatHasNoElementsOrIsNotHereSayNothing) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   const Strides none{-5, 0};
-  driftless_tensor told = describe("model.empty", held_["model.empty"]);
-  told.strides = none.data();
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
-  told = describe(kUp, held_[kUp]);
-  told.strides = none.data();
-  told.place = DRIFTLESS_ABSENT;
-  told.data = nullptr;
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+  driftless_tensor registered = describe("model.empty", held_["model.empty"]);
+  registered.strides = none.data();
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
+  registered = describe(kUp, held_[kUp]);
+  registered.strides = none.data();
+  registered.place = DRIFTLESS_ABSENT;
+  registered.data = nullptr;
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
 }
 
 TEST_F(CAbiStridesTest, WhatAMapCannotSayIsUnsupported) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   std::vector<std::byte> memory(1U << 16);
   const std::vector<int64_t> shape(7, 2);
-  auto told = sized<driftless_tensor>();
-  told.name = "seven";
-  told.dtype = "U8";
-  told.dims = 7;
-  told.shape = shape.data();
+  auto registered = sized<driftless_tensor>();
+  registered.name = "seven";
+  registered.dtype = "U8";
+  registered.dims = 7;
+  registered.shape = shape.data();
   const Strides gaps{1, 3, 9, 27, 81, 243, 729};
-  told.strides = gaps.data();
-  told.data = memory.data();
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_UNSUPPORTED);
-  EXPECT_TRUE(error_.says("'seven'") && error_.says("at most 6")) << error_.message();
-  told.name = "nibbles";
-  told.dtype = "F4";
-  told.dims = 2;
-  EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_UNSUPPORTED);
-  EXPECT_TRUE(error_.says("smaller than a byte")) << error_.message();
+  registered.strides = gaps.data();
+  registered.data = memory.data();
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_UNSUPPORTED);
+  EXPECT_TRUE(error_.contains("'seven'") && error_.contains("at most 6")) << error_.message();
+  registered.name = "nibbles";
+  registered.dtype = "F4";
+  registered.dims = 2;
+  EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_UNSUPPORTED);
+  EXPECT_TRUE(error_.contains("smaller than a byte")) << error_.message();
 }
 
 // --- which tensors share memory
 
-// Bytes [0, 64) of a memory, seen as tensors at random, and told the obvious way.
+// Random tensors over bytes [0, 64) of a memory; the expected result is computed in the obvious
+// way.
 TEST_F(CAbiStridesTest, SharedMemoryIsFoundExactly) {
   alignas(8) std::array<std::byte, 256> memory{};
   std::mt19937_64 random(2);
@@ -340,7 +343,7 @@ TEST_F(CAbiStridesTest, SharedMemoryIsFoundExactly) {
   for (int round = 0; round < 1500; ++round) {
     ASSERT_EQ(open(), DRIFTLESS_OK);
     std::multiset<std::size_t> bytes;
-    const std::uint64_t common = 4 + below(16);  // a step that some have in common
+    const std::uint64_t common = 4 + below(16);  // a stride that some of them share
     const std::array<const char*, 3> names{"a", "b", "c"};
     for (std::size_t tensor = 0; tensor < 2 + below(2); ++tensor) {
       const unsigned width = 1U << below(2);
@@ -349,14 +352,14 @@ TEST_F(CAbiStridesTest, SharedMemoryIsFoundExactly) {
       const Strides strides{static_cast<int64_t>(below(3) == 0 ? 1 + below(20) : common / width),
                             static_cast<int64_t>(1 + below(3))};
       const std::size_t offset = below(24) * width;
-      auto told = sized<driftless_tensor>();
-      told.name = names[tensor];
-      told.dtype = width == 1 ? "U8" : "U16";
-      told.dims = 2;
-      told.shape = shape.data();
-      told.strides = strides.data();
-      told.data = memory.data() + offset;
-      if (driftless_register(receiver_, &told, error_) != DRIFTLESS_OK) continue;
+      auto registered = sized<driftless_tensor>();
+      registered.name = names[tensor];
+      registered.dtype = width == 1 ? "U8" : "U16";
+      registered.dims = 2;
+      registered.shape = shape.data();
+      registered.strides = strides.data();
+      registered.data = memory.data() + offset;
+      if (driftless_register(receiver_, &registered, error_) != DRIFTLESS_OK) continue;
       for (const std::size_t at :
            offsets_of({static_cast<std::uint64_t>(shape[0]), static_cast<std::uint64_t>(shape[1])},
                       strides)) {
@@ -368,7 +371,7 @@ TEST_F(CAbiStridesTest, SharedMemoryIsFoundExactly) {
     if (!bytes.empty()) {
       EXPECT_EQ(code, shared ? DRIFTLESS_INVALID_ARGUMENT : DRIFTLESS_DEADLINE_EXCEEDED)
           << round << ": " << error_.message();
-      EXPECT_EQ(error_.says("share memory"), shared) << error_.message();
+      EXPECT_EQ(error_.contains("share memory"), shared) << error_.message();
       ++(shared ? together : apart);
     }
     ASSERT_EQ(driftless_close(&receiver_, 0, error_), DRIFTLESS_OK);

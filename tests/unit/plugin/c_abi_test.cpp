@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless.h as a program sees it: following a run.
+// driftless.h as a program uses it: following a run.
 #include "support/c_abi_fixture.h"
 
 namespace driftless::testing {
@@ -50,7 +50,7 @@ TEST_F(CAbiTest, AnErrorIsReplacedByTheNextAndGoneAfterSuccess) {
   EXPECT_EQ(error_.message(), "receiver is NULL");
   EXPECT_STREQ(driftless_error_next_action(error_.get()), "Fix the call or the option.");
   EXPECT_EQ(open({"road.dirr=x"}), DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("road.dirr")) << error_.message();
+  EXPECT_TRUE(error_.contains("road.dirr")) << error_.message();
   EXPECT_EQ(open(), DRIFTLESS_OK);
   EXPECT_EQ(error_.get(), nullptr);
 }
@@ -167,14 +167,14 @@ TEST_F(CAbiTest, TensorsMayBeAbsent) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   bool first = true;
   for (auto& [name, tensor] : held_) {
-    driftless_tensor told = describe(name, tensor);
+    driftless_tensor registered = describe(name, tensor);
     if (first) {
-      told.place = DRIFTLESS_ABSENT;
-      EXPECT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_INVALID_ARGUMENT)
+      registered.place = DRIFTLESS_ABSENT;
+      EXPECT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_INVALID_ARGUMENT)
           << "data of a tensor that is not there";
-      told.data = nullptr;
+      registered.data = nullptr;
     }
-    ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+    ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
     first = false;
   }
   ASSERT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_), DRIFTLESS_OK);
@@ -192,15 +192,15 @@ TEST_F(CAbiTest, WithAbsentTensorsAnotherBaseIsRefusedToo) {
   ASSERT_EQ(open(), DRIFTLESS_OK);
   held_.rbegin()->second.bytes.back() ^= std::byte{1};
   for (auto& [name, tensor] : held_) {
-    driftless_tensor told = describe(name, tensor);
+    driftless_tensor registered = describe(name, tensor);
     if (name == held_.begin()->first) {
-      told.place = DRIFTLESS_ABSENT;
-      told.data = nullptr;
+      registered.place = DRIFTLESS_ABSENT;
+      registered.data = nullptr;
     }
-    ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+    ASSERT_EQ(driftless_register(receiver_, &registered, error_), DRIFTLESS_OK) << error_.message();
   }
   EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_), DRIFTLESS_WRONG_BASE);
-  EXPECT_TRUE(error_.says(held_.rbegin()->first.c_str())) << error_.message();
+  EXPECT_TRUE(error_.contains(held_.rbegin()->first.c_str())) << error_.message();
 }
 
 TEST_F(CAbiTest, SeesTheEndOfTheRun) {
@@ -219,7 +219,7 @@ TEST_F(CAbiTest, SeesTheEndOfTheRun) {
   update();
   EXPECT_EQ(driftless_look_for_end(receiver_, &end, error_), DRIFTLESS_OK);
   EXPECT_EQ(end.reached, 1);
-  std::ofstream(road_ + "/closed.json") << "{\"run\": ";  // being written
+  std::ofstream(road_ + "/closed.json") << "{\"run\": ";  // not complete yet
   EXPECT_EQ(driftless_look_for_end(receiver_, &end, error_), DRIFTLESS_OK) << error_.message();
   EXPECT_EQ(end.ended, 0);
 }
@@ -297,10 +297,10 @@ TEST_F(CAbiTest, AFailedPauseLeavesItStaged) {
   stage();
   engine_.pause_answer = DRIFTLESS_DEADLINE_EXCEEDED;
   EXPECT_EQ(driftless_commit(receiver_, nullptr, error_), DRIFTLESS_DEADLINE_EXCEEDED);
-  EXPECT_TRUE(error_.says("pause")) << error_.message();
+  EXPECT_TRUE(error_.contains("pause")) << error_.message();
   engine_.pause_answer = -5;
   EXPECT_EQ(driftless_commit(receiver_, nullptr, error_), DRIFTLESS_BUSY);
-  EXPECT_TRUE(error_.says("-5")) << error_.message();
+  EXPECT_TRUE(error_.contains("-5")) << error_.message();
   engine_.during_pause = [] { throw std::runtime_error("thrown through C"); };
   EXPECT_EQ(driftless_commit(receiver_, nullptr, error_), DRIFTLESS_INTERNAL);
   EXPECT_TRUE(same(held_, base));
@@ -319,7 +319,7 @@ TEST_F(CAbiTest, AFailedResumeComesAfterACommitThatHolds) {
   stage();
   engine_.resume_answer = DRIFTLESS_IO;
   EXPECT_EQ(driftless_commit(receiver_, nullptr, error_), DRIFTLESS_IO);
-  EXPECT_TRUE(error_.says("version 1 is committed")) << error_.message();
+  EXPECT_TRUE(error_.contains("version 1 is committed")) << error_.message();
   EXPECT_TRUE(same(held_, trainer_.weights));
   EXPECT_EQ(state().version, 1U);
   EXPECT_EQ(state().staged, 0);
@@ -334,7 +334,7 @@ TEST_F(CAbiTest, SomebodyElsesWriteIsFoundAndNoVersionIsHeld) {
   follow();
   trainer_.step();
   stage();
-  // Every byte, so that some of them are about to be changed.
+  // Changes every byte, so some of them are bytes that the next version changes.
   for (auto& [name, tensor] : held_) {
     for (std::byte& byte : tensor.bytes) byte ^= std::byte{0x55};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless.h as an engine's rank uses it: calls of a driver, answered by replies.
+// driftless.h as a rank of an engine uses it: a driver's calls, and the replies.
 #include "plugin/engines/engine_shares.h"
 #include "support/c_abi_fixture.h"
 
@@ -21,8 +21,8 @@ class CAbiWorkerTest : public CAbiTest {
     };
     ASSERT_EQ(driftless_worker_create(&options, &worker_, error_), DRIFTLESS_OK);
     for (auto& [name, tensor] : held_) {
-      const driftless_tensor told = describe(name, tensor);
-      ASSERT_EQ(driftless_worker_register(worker_, &told, error_), DRIFTLESS_OK)
+      const driftless_tensor registered = describe(name, tensor);
+      ASSERT_EQ(driftless_worker_register(worker_, &registered, error_), DRIFTLESS_OK)
           << error_.message();
     }
   }
@@ -41,13 +41,13 @@ class CAbiWorkerTest : public CAbiTest {
     return call(driftless_worker_open, config_.c_str(), nullptr, std::size_t{0}, take_over);
   }
   Json stage(const char* ticket = "t", int64_t wait_ms = 2'000) {
-    Json said = call(driftless_worker_stage, wait_ms, ticket);
+    Json reply = call(driftless_worker_stage, wait_ms, ticket);
     const Deadline deadline = Deadline::after(std::chrono::milliseconds(10'000));
-    while (said["state"] == "staging" && !deadline.expired()) {
+    while (reply["state"] == "staging" && !deadline.expired()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      said = call(driftless_worker_status);
+      reply = call(driftless_worker_status);
     }
-    return said;
+    return reply;
   }
 
   driftless_worker* worker_ = nullptr;
@@ -58,32 +58,32 @@ TEST_F(CAbiWorkerTest, FollowsVersionByVersionAndBack) {
   trainer_.open();
   create();
   EXPECT_EQ(call(driftless_worker_status)["state"], "closed");
-  Json said = open();
-  ASSERT_TRUE(said["ok"]) << said;
-  EXPECT_EQ(said["follows"], trainer_.run());
-  const std::string base = said["digest"];
+  Json reply = open();
+  ASSERT_TRUE(reply["ok"]) << reply;
+  EXPECT_EQ(reply["follows"], trainer_.run());
+  const std::string base = reply["digest"];
   const Weights before = held_;
   trainer_.step();
-  said = stage();
-  ASSERT_EQ(said["staged_version"], 1) << said;
+  reply = stage();
+  ASSERT_EQ(reply["staged_version"], 1) << reply;
   EXPECT_FALSE(call(driftless_worker_commit, int64_t{1}, "late")["ok"]);
-  said = call(driftless_worker_commit, int64_t{1}, "t");
-  EXPECT_TRUE(said["ok"]) << said;
-  EXPECT_EQ(said["digest"], trainer_.digest());
+  reply = call(driftless_worker_commit, int64_t{1}, "t");
+  EXPECT_TRUE(reply["ok"]) << reply;
+  EXPECT_EQ(reply["digest"], trainer_.digest());
   EXPECT_TRUE(same(held_, trainer_.weights));
-  said = call(driftless_worker_rollback, int64_t{0});
-  EXPECT_EQ(said["digest"], base);
+  reply = call(driftless_worker_rollback, int64_t{0});
+  EXPECT_EQ(reply["digest"], base);
   EXPECT_TRUE(same(held_, before));
   ASSERT_EQ(stage()["staged_version"], 1);
   EXPECT_TRUE(call(driftless_worker_commit, int64_t{DRIFTLESS_STAGED}, "t")["ok"]);
   EXPECT_EQ(call(driftless_worker_close)["state"], "closed");
-  EXPECT_EQ(open()["version"], 1);  // the tensors kept it
+  EXPECT_EQ(open()["version"], 1);  // the tensors still hold it
   EXPECT_EQ(driftless_worker_free(&worker_, 1'000, error_), DRIFTLESS_OK);
   EXPECT_EQ(worker_, nullptr);
   EXPECT_EQ(Json::parse(staged_)["staged_version"], 1);
 }
 
-// As the agent reads them: the ranks' shares, added up.
+// The shares of the ranks, added up as the agent does.
 TEST_F(CAbiWorkerTest, ItsSharesProveTheVersion) {
   trainer_.open();
   trainer_.step();
@@ -91,8 +91,8 @@ TEST_F(CAbiWorkerTest, ItsSharesProveTheVersion) {
   ASSERT_TRUE(open()["ok"]);
   ASSERT_EQ(stage()["state"], "staged");
   ASSERT_TRUE(call(driftless_worker_commit, int64_t{1}, "t")["ok"]);
-  const Json said = call(driftless_worker_shares, int32_t{1});
-  const auto reply = parse_rank_reply(said, "rank");
+  const Json shares_json = call(driftless_worker_shares, int32_t{1});
+  const auto reply = parse_rank_reply(shares_json, "rank");
   ASSERT_TRUE(reply.ok()) << reply.status().to_string();
   const auto shares = parse_rank_shares(*reply, "rank");
   ASSERT_TRUE(shares.ok()) << shares.status().to_string();
@@ -141,9 +141,10 @@ TEST_F(CAbiWorkerTest, WrongCallsAreCodesAndFailuresAreReplies) {
   EXPECT_EQ(driftless_worker_open(worker_, nullptr, nullptr, 0, nullptr, nullptr, &reply, error_),
             DRIFTLESS_INVALID_ARGUMENT);
   EXPECT_EQ(reply, nullptr);
-  const Json said = call(driftless_worker_open, "/nowhere.yaml", nullptr, std::size_t{0}, nullptr);
-  EXPECT_FALSE(said["ok"]);
-  EXPECT_NE(said["error"].get<std::string>().find("/nowhere.yaml"), std::string::npos);
+  const Json refused =
+      call(driftless_worker_open, "/nowhere.yaml", nullptr, std::size_t{0}, nullptr);
+  EXPECT_FALSE(refused["ok"]);
+  EXPECT_NE(refused["error"].get<std::string>().find("/nowhere.yaml"), std::string::npos);
   EXPECT_NE(call(driftless_worker_commit, int64_t{1}, "t")["error"].get<std::string>().find(
                 "follows no run"),
             std::string::npos);
@@ -155,7 +156,7 @@ TEST_F(CAbiWorkerTest, WrongCallsAreCodesAndFailuresAreReplies) {
   driftless_worker* gone = worker_;
   ASSERT_EQ(driftless_worker_free(&worker_, 0, error_), DRIFTLESS_OK);
   EXPECT_EQ(driftless_worker_free(&gone, 0, error_), DRIFTLESS_INVALID_ARGUMENT);
-  EXPECT_TRUE(error_.says("worker is not open")) << error_.message();
+  EXPECT_TRUE(error_.contains("worker is not open")) << error_.message();
   EXPECT_EQ(driftless_worker_free(&worker_, 0, error_), DRIFTLESS_OK);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint whose files are replaced, restored or written into under a rollout: what was read
-// through a mapping is not taken for what lies at the path, and a journal is not written into files
-// that it was not made for.
+// The files of a checkpoint are replaced, restored or written while a rollout uses it. The bytes of
+// an old mapping must not count as those at the path, and a journal must not be written into files
+// for which it was not made.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -37,8 +37,8 @@ class CheckpointIdentity : public ::testing::Test {
   [[nodiscard]] Publication step(std::uint64_t version) {
     return run_.step(version, DirectoryLayout::kFrames, Encoding::kDeltas);
   }
-  // Each weight file by another one of the same name, as rsync, cp --remove-destination or a
-  // download do it.
+  // Replaces each weight file by another one of the same name, as rsync, cp --remove-destination or
+  // a download do.
   void replace_files(const std::string& from) const {
     for (const auto& entry : std::filesystem::directory_iterator(from)) {
       if (entry.path().extension() != ".safetensors") continue;
@@ -50,7 +50,7 @@ class CheckpointIdentity : public ::testing::Test {
   void write_in_place(const std::string& name, const std::string& text) const {
     std::fstream(copy_ + "/" + name, std::ios::in | std::ios::out | std::ios::binary) << text;
   }
-  // In place, the first time that it occurs. Returns what the file was.
+  // Replaces the first occurrence in place. Returns the old content of the file.
   [[nodiscard]] std::string replace_in(const std::string& name, const std::string& found,
                                        const std::string& written) const {
     const std::string before = *read_text(posix_file_system(), copy_ + "/" + name, 1 << 24);
@@ -60,7 +60,7 @@ class CheckpointIdentity : public ::testing::Test {
     write_in_place(name, text.replace(at, found.size(), written));
     return before;
   }
-  // An apply of version 1 that ends as soon as its journal is decided.
+  // Applies version 1, and stops as soon as its journal is decided.
   void crash_after_deciding() {
     for (std::uint64_t at = 0; at < 200; ++at) {
       copy_directory(kept(0), copy_);
@@ -106,8 +106,8 @@ TEST_F(CheckpointIdentity, FilesReplacedBetweenStagingAndCommitAreNotWritten) {
   EXPECT_FALSE((*target)->state().valid) << "nobody knows what these files are";
 }
 
-// In a tensor that the next version does not touch: before that is staged, or, with prove: always,
-// before it is committed.
+// The write is in a tensor that the next version does not touch. The sweep finds it before that
+// version is staged, or, with prove: always, before it is committed.
 TEST_F(CheckpointIdentity, WhatSomebodyElseWroteIsFoundByASweep) {
   PublishedRun run(run_.weights[0]);
   run.weights.push_back(run_.weights[0]);
@@ -176,8 +176,8 @@ TEST_F(CheckpointIdentity, PlacesWrittenByOthersBetweenStagingAndCommitAreNotOve
   EXPECT_FALSE(journal_is_there());
 }
 
-// The first shard's header then says another name, or nothing that can be read; the index another
-// file.
+// The first shard's header gets another tensor name or becomes unreadable, or the index names
+// another file.
 struct ForeignWrite {
   std::string file, found, written;
 };
@@ -211,7 +211,7 @@ TEST_F(CheckpointIdentity, NoVersionIsLabelledOverAHeaderOrIndexThatOthersWrote)
       EXPECT_FALSE((*target)->state().valid) << what;
       EXPECT_EQ(load_state(posix_file_system(), copy_)->version, 0U) << what;
       EXPECT_FALSE(journal_is_there()) << what;
-      // Mended in place, it takes a full version.
+      // After it is repaired in place, the checkpoint takes a full version.
       write_in_place(write.file, before);
       staged = (*target)->stage(chain_of(run_.anchor(2)));
       ASSERT_TRUE(staged.ok()) << what << ": " << staged.status().to_string();
@@ -237,7 +237,7 @@ TEST_F(CheckpointIdentity, AJournalIsFinishedInTheFilesThatItWasMadeFor) {
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   EXPECT_TRUE(holds(copy_, run_.weights[1]));
   EXPECT_TRUE((*target)->state().valid);
-  // Restored from a copy of what was there: other files, the same weights.
+  // Restored from a copy: other files with the same weights.
   for (const std::size_t version : {0U, 1U}) {
     crash_after_deciding();
     replace_files(kept(version));
@@ -268,7 +268,7 @@ TEST_F(CheckpointIdentity, AJournalIsNotReplayedOntoFilesThatDifferElsewhere) {
   EXPECT_TRUE(holds(copy_, odd)) << "nothing was written into them";
 }
 
-// The numbers of a commit's tensors count those of the run; the checkpoint may store more.
+// A commit's tensor numbers are those of the run, even if the checkpoint stores more tensors.
 TEST(ChangedTensors, AreThoseOfTheRunBesideWhatItDoesNotPublish) {
   const TempDir dir(TempDir::Where::kMemory);
   Weights stored = random_weights(1);

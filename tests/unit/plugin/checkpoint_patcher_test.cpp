@@ -119,7 +119,7 @@ TEST_P(CheckpointPatcherTest, RefusesAnotherRun) {
   std::filesystem::remove_all(published_);
   std::filesystem::rename(other, published_);
   EXPECT_EQ(apply(2).status().code(), StatusCode::kWrongRun);
-  EXPECT_EQ(apply(1).status().code(), StatusCode::kWrongRun);  // even where nothing is to be done
+  EXPECT_EQ(apply(1).status().code(), StatusCode::kWrongRun);  // even if there is nothing to do
   EXPECT_TRUE(holds(copy_, weights_[1]));
 }
 
@@ -188,7 +188,7 @@ TEST_P(CheckpointPatcherTest, ProvesABaseWhoseStateOthersWroteByItsDigest) {
   EXPECT_TRUE(holds(copy_, weights_[2]));
   copy_directory(step_path(1), copy_);
   std::filesystem::create_directory(copy_ + "/.weight_sync");
-  std::ofstream(copy_ + "/.weight_sync/state.json") << R"({"version":"000002"})";  // a lie
+  std::ofstream(copy_ + "/.weight_sync/state.json") << R"({"version":"000002"})";  // a false claim
   EXPECT_EQ(apply(3).status().code(), StatusCode::kMismatch);
   EXPECT_TRUE(holds(copy_, weights_[1]));
 }
@@ -237,7 +237,7 @@ TEST_P(FullVersionTest, BringsAnyVersionToItsOwn) {
   ASSERT_TRUE(done.ok()) << done.status().to_string();
   EXPECT_TRUE(holds(copy_, weights_[2]));
   ASSERT_TRUE(publish(2, 3).ok());
-  copy_directory(step_path(1), copy_);  // whatever it holds
+  copy_directory(step_path(1), copy_);  // the old content does not matter
   ASSERT_TRUE(apply().ok());
   EXPECT_TRUE(holds(copy_, weights_[3]));
 }

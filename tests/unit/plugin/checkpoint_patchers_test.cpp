@@ -25,7 +25,7 @@ ReceiverReport patcher_report(const std::string& id, const std::string& host,
 
 class CheckpointPatchersTest : public ::testing::Test {
  protected:
-  void say(const std::vector<ReceiverReport>& reports) { patchers_.listen(reports); }
+  void listen(const std::vector<ReceiverReport>& reports) { patchers_.listen(reports); }
   [[nodiscard]] std::string why(const std::string& directory) const {
     return std::string(patchers_.check(directory, 2, kPatchedDigest).message());
   }
@@ -36,49 +36,49 @@ class CheckpointPatchersTest : public ::testing::Test {
 
 TEST_F(CheckpointPatchersTest, AReceiverInMemoryPatchesNothing) {
   EXPECT_FALSE(patched("/m"));
-  say({memory_report("evaluation", 2), {"old release", 2, kPatchedDigest, ""}});
+  listen({memory_report("evaluation", 2), {"old release", 2, kPatchedDigest, ""}});
   EXPECT_NE(why("/m").find("2 receivers report, none"), std::string::npos) << why("/m");
-  say({memory_report("evaluation", 2), patcher_report("a", "one", "/m", 1)});
+  listen({memory_report("evaluation", 2), patcher_report("a", "one", "/m", 1)});
   EXPECT_NE(why("/m").find("'a', which patches /m on one, reports version 1"), std::string::npos)
       << why("/m");
-  say({memory_report("evaluation", 1), patcher_report("a", "one", "/m", 2, "another digest")});
+  listen({memory_report("evaluation", 1), patcher_report("a", "one", "/m", 2, "another digest")});
   EXPECT_FALSE(patched("/m"));
-  say({memory_report("evaluation", 1), patcher_report("a", "one", "/m", 2)});
+  listen({memory_report("evaluation", 1), patcher_report("a", "one", "/m", 2)});
   EXPECT_TRUE(patched("/m")) << "and nobody waits for the others";
 }
 
 TEST_F(CheckpointPatchersTest, TheOneThatNamesTheDirectoryCountsElseAll) {
-  say({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/n", 1)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/n", 1)});
   EXPECT_TRUE(patched("/m"));
   EXPECT_TRUE(patched("/x/..//m/")) << "normalized";
   EXPECT_FALSE(patched("/n"));
   EXPECT_FALSE(patched("/in/a/container"));
-  say({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/n", 2)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/n", 2)});
   EXPECT_TRUE(patched("/in/a/container"));
 }
 
 TEST_F(CheckpointPatchersTest, OneThatIsGoneIsMissedUntilItsDirectoryIsPatchedAgain) {
-  say({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/m", 2)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("b", "two", "/m", 2)});
   EXPECT_TRUE(patched("/m"));
-  say({patcher_report("a", "one", "/m", 2)});
+  listen({patcher_report("a", "one", "/m", 2)});
   EXPECT_NE(why("/m").find("'b', which patches /m on two, is gone"), std::string::npos);
   EXPECT_FALSE(patched("/in/a/container"));
-  say({patcher_report("a", "one", "/m", 2), patcher_report("c", "two", "/m", 1)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("c", "two", "/m", 1)});
   EXPECT_FALSE(patched("/m")) << "it is back, and behind";
-  say({patcher_report("a", "one", "/m", 2), patcher_report("c", "two", "/m", 2)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("c", "two", "/m", 2)});
   EXPECT_TRUE(patched("/m"));
-  say({patcher_report("c", "two", "/m", 2)});
-  say({patcher_report("c", "two", "/m", 2), patcher_report("d", "three", "/m", 2)});
+  listen({patcher_report("c", "two", "/m", 2)});
+  listen({patcher_report("c", "two", "/m", 2), patcher_report("d", "three", "/m", 2)});
   EXPECT_TRUE(patched("/m")) << "a container has another name when it is started anew";
-  say({});
+  listen({});
   EXPECT_FALSE(patched("/m"));
 }
 
-// What a process that crashed said last is there for a while.
+// The last report of a process that crashed stays for a while.
 TEST_F(CheckpointPatchersTest, AllReportsOfOneCheckpointMustSayTheVersion) {
-  say({patcher_report("a", "one", "/m", 2), patcher_report("b", "one", "/m", 0)});
+  listen({patcher_report("a", "one", "/m", 2), patcher_report("b", "one", "/m", 0)});
   EXPECT_FALSE(patched("/m"));
-  say({patcher_report("b", "one", "/m", 2)});
+  listen({patcher_report("b", "one", "/m", 2)});
   EXPECT_TRUE(patched("/m"));
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kUnits = 1 << 20;
 
-// A tensor of two exponents, of which one changes: 4 % of its units, by one unit of the last place.
+// A tensor with two exponents. In one of them 4 % of the units change, by one ULP.
 struct MadeTensor {
   explicit MadeTensor(unsigned changing, unsigned seed, std::uint32_t number) : before(kUnits) {
     std::mt19937 random(seed);
@@ -68,7 +68,7 @@ TEST(CompactTables, ATensorUnlikeTheOthersHasItsOwnAndDecodes) {
   ASSERT_TRUE(encode_changed_blocks(context, layout, DType::kBF16, blocks, 2, together).ok());
   std::size_t changes = 0;
   for (const ChangedBlock& block : blocks) changes += block.changes();
-  // Half of the units of a tensor change with 4 %: 6.1 bits with the table, 7.1 without.
+  // Of half of a tensor's units, 4 % change: 6.1 bits per change with the table, 7.1 without.
   EXPECT_LT(8.0 * static_cast<double>(together.size()) / static_cast<double>(changes), 7.5);
 
   const auto frame = Frame::decode(together, layout, max_frame_body_bytes(layout));

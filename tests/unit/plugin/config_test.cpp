@@ -20,7 +20,7 @@ Result<Config> parse(std::string_view text, std::vector<std::string> overrides =
   return parse_config(text, "job.yaml", overrides);
 }
 
-// The message, which must come.
+// The message of the refusal, which is expected.
 std::string refusal(std::string_view text, std::vector<std::string> overrides = {}) {
   const Result<Config> config = parse(text, std::move(overrides));
   EXPECT_FALSE(config.ok()) << text;
@@ -30,7 +30,8 @@ std::string refusal(std::string_view text, std::vector<std::string> overrides = 
   return std::string(config.status().message());
 }
 
-#define EXPECT_SAYS(message, words) EXPECT_NE((message).find(words), std::string::npos) << (message)
+#define EXPECT_MESSAGE(message, words) \
+  EXPECT_NE((message).find(words), std::string::npos) << (message)
 
 TEST(Config, DefaultsAreThoseOfTheComponents) {
   const auto config = parse("mode: delta\n");
@@ -44,7 +45,8 @@ TEST(Config, DefaultsAreThoseOfTheComponents) {
   EXPECT_EQ(config->publisher.encoding, Encoding::kDeltas);
 }
 
-// A process takes the GPU that it computes with, for itself and its road, unless one is named.
+// A process uses the GPU that it computes with, for itself and for its road, unless the
+// configuration names one.
 TEST(Config, TheGpuIsThatOfTheProcess) {
   const auto gpus = [](const Result<Config>& config) {
     return std::pair(config->gpu.device, config->of_road<NcclSettings>().device);
@@ -65,7 +67,7 @@ TEST(Config, TheGpuIsThatOfTheProcess) {
   EXPECT_EQ(gpus(config), std::pair(0, 0));
   config->use_gpu(5);
   EXPECT_EQ(gpus(config), std::pair(5, 5));
-  EXPECT_SAYS(refusal("gpu: { device: 1024 }\n"), "gpu.device");
+  EXPECT_MESSAGE(refusal("gpu: { device: 1024 }\n"), "gpu.device");
 }
 
 TEST(Config, EveryKeyOfAFileIsTaken) {
@@ -157,12 +159,12 @@ TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
   EXPECT_EQ(parse("receiver: { prove: always }\n")->receiver.proof.always, true);
   EXPECT_EQ(parse("receiver: { prove: 8 }\n")->receiver.proof, (ProofRule{false, 8}));
   EXPECT_EQ(parse("mode: delta\n", {"receiver.prove=3"})->receiver.proof.every, 3U);
-  EXPECT_SAYS(refusal("receiver: { prove: off }\n"), "receiver.prove");
-  EXPECT_SAYS(refusal("receiver: { prove: 0 }\n"), "a whole number");
-  EXPECT_SAYS(refusal("receiver: { prove: { every: 2 } }\n"), "a whole number");
+  EXPECT_MESSAGE(refusal("receiver: { prove: off }\n"), "receiver.prove");
+  EXPECT_MESSAGE(refusal("receiver: { prove: 0 }\n"), "a whole number");
+  EXPECT_MESSAGE(refusal("receiver: { prove: { every: 2 } }\n"), "a whole number");
 }
 
-// The table's promise: what it prints it also reads, and to the same.
+// The table's contract: it can read what it prints, with the same result.
 TEST(Config, WhatATableRowPrintsItReads) {
   for (const ConfigKey& key : config_table().keys()) {
     Config config;
@@ -178,7 +180,7 @@ TEST(Config, WhatATableRowPrintsItReads) {
   }
 }
 
-// One file for the trainer and the agents: each takes the items that are for it.
+// One file serves the trainer and the agents: each takes the items that are meant for it.
 TEST(Config, OneListNamesTheEnginesOfAgentsAndOfTheTrainer) {
   const auto config = parse(
       "road: { kind: shared_fs, layout: hf_delta, shared_fs: { dir: /d },\n"
@@ -193,36 +195,37 @@ TEST(Config, OneListNamesTheEnginesOfAgentsAndOfTheTrainer) {
   EXPECT_EQ(driven[0].kind, EngineKind::kSglang);
   EXPECT_EQ(driven[1].token_file, "/t");
   EXPECT_EQ(driven[2].url, "http://c");
-  ASSERT_EQ(config->told_engines().size(), 1U);
-  EXPECT_EQ(config->told_engines()[0].url, "http://t:3");
+  ASSERT_EQ(config->notified_engines().size(), 1U);
+  EXPECT_EQ(config->notified_engines()[0].url, "http://t:3");
   EXPECT_EQ(config->of_road<HostShmOptions>().name, "a.b-c_1");
   EXPECT_EQ(config->of_road<HostShmOptions>().versions, 3U);
-  EXPECT_SAYS(refusal("engines: 5\n"), "expected a list");
-  EXPECT_SAYS(refusal("engines: [{ url: nowhere, kind: vllm }]\n"), "engines[0].url");
-  EXPECT_SAYS(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
-  EXPECT_SAYS(refusal("agent: { checkpoint_dir: /m }\n"), "has no use");
-  EXPECT_SAYS(refusal("road: { host_shm: { name: ../up } }\n"), "road.host_shm.name");
-  EXPECT_SAYS(refusal("mode: delta\n", {"engines.url=x"}), "say which item");
-  EXPECT_SAYS(refusal("mode: delta\n", {"engines=x"}), "say which item");
+  EXPECT_MESSAGE(refusal("engines: 5\n"), "expected a list");
+  EXPECT_MESSAGE(refusal("engines: [{ url: nowhere, kind: vllm }]\n"), "engines[0].url");
+  EXPECT_MESSAGE(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
+  EXPECT_MESSAGE(refusal("agent: { checkpoint_dir: /m }\n"), "has no use");
+  EXPECT_MESSAGE(refusal("road: { host_shm: { name: ../up } }\n"), "road.host_shm.name");
+  EXPECT_MESSAGE(refusal("mode: delta\n", {"engines.url=x"}), "name the item");
+  EXPECT_MESSAGE(refusal("mode: delta\n", {"engines=x"}), "name the item");
 }
 
 TEST(Config, AnEngineHasAKindOrAnAction) {
-  EXPECT_SAYS(refusal("engines: [{ url: http://a }]\n"), "engines[0] has neither kind nor action");
-  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm, action: flush }]\n"),
-              "engines[0] has both kind and action");
-  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: tgi }]\n"), "vllm or sglang");
-  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm, local_checkpoint_dir: /m }]\n"),
-              "engines[0].local_checkpoint_dir has no use");
-  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm }]\nnotify: { cleanup: true }\n"),
-              "none with an action");
+  EXPECT_MESSAGE(refusal("engines: [{ url: http://a }]\n"),
+                 "engines[0] has neither kind nor action");
+  EXPECT_MESSAGE(refusal("engines: [{ url: http://a, kind: vllm, action: flush }]\n"),
+                 "engines[0] has both kind and action");
+  EXPECT_MESSAGE(refusal("engines: [{ url: http://a, kind: tgi }]\n"), "vllm or sglang");
+  EXPECT_MESSAGE(refusal("engines: [{ url: http://a, kind: vllm, local_checkpoint_dir: /m }]\n"),
+                 "engines[0].local_checkpoint_dir has no use");
+  EXPECT_MESSAGE(refusal("engines: [{ url: http://a, kind: vllm }]\nnotify: { cleanup: true }\n"),
+                 "none with an action");
 }
 
 TEST(Config, TheAgentsFormerListIsRefusedWithTheNewName) {
   const std::string now = "list them under engines, each with its kind";
-  EXPECT_SAYS(refusal("agent: { engines: [{ url: http://a, kind: vllm }] }\n"), now);
-  EXPECT_SAYS(refusal("agent: { engines: }\n"), now);
-  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines[0].url=http://a"}), now);
-  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines.url=x"}), now);
+  EXPECT_MESSAGE(refusal("agent: { engines: [{ url: http://a, kind: vllm }] }\n"), now);
+  EXPECT_MESSAGE(refusal("agent: { engines: }\n"), now);
+  EXPECT_MESSAGE(refusal("mode: delta\n", {"agent.engines[0].url=http://a"}), now);
+  EXPECT_MESSAGE(refusal("mode: delta\n", {"agent.engines.url=x"}), now);
 }
 
 TEST(Config, NamesOfKeysAreUnique) {
@@ -246,30 +249,30 @@ TEST(Config, EffectiveSettingsAreReadAgainToTheSame) {
 
 TEST(Config, AnUnknownKeyIsNamedWithLineAndNearestKey) {
   const std::string message = refusal("mode: delta\nroad:\n  kind: mpi_rma\n  rign_size: 1MiB\n");
-  EXPECT_SAYS(message, "job.yaml:4:");
-  EXPECT_SAYS(message, "road.rign_size");
-  EXPECT_SAYS(message, "'road.ring_size'");
-  EXPECT_SAYS(refusal("dir: /x\n"), "'road.shared_fs.dir'");
-  EXPECT_SAYS(refusal("anchor:\n  first: true\n"), "job.yaml:2");
-  EXPECT_SAYS(refusal("agent: { mirror: /m }\n"), "'agent.mirror': is gone; remove it");
-  EXPECT_SAYS(refusal("mode: delta\n", {"road.single_writer=true"}), "is gone; remove it");
-  EXPECT_SAYS(refusal("engines:\n  - { uri: http://a }\n"), "'engines[].url'");
+  EXPECT_MESSAGE(message, "job.yaml:4:");
+  EXPECT_MESSAGE(message, "road.rign_size");
+  EXPECT_MESSAGE(message, "'road.ring_size'");
+  EXPECT_MESSAGE(refusal("dir: /x\n"), "'road.shared_fs.dir'");
+  EXPECT_MESSAGE(refusal("anchor:\n  first: true\n"), "job.yaml:2");
+  EXPECT_MESSAGE(refusal("agent: { mirror: /m }\n"), "'agent.mirror': is gone; remove it");
+  EXPECT_MESSAGE(refusal("mode: delta\n", {"road.single_writer=true"}), "is gone; remove it");
+  EXPECT_MESSAGE(refusal("engines:\n  - { uri: http://a }\n"), "'engines[].url'");
   EXPECT_EQ(refusal("zzzzzzzzzzzz: 1\n").find("did you mean"), std::string::npos);
 }
 
-// Each name that a key had once is refused, with the name that it has now.
+// Each former name of a key is refused, with the present name.
 TEST(Config, AFormerNameIsRefusedWithTheNewOne) {
   std::size_t former = 0;
   for (const ConfigKey& key : config_table().keys()) {
     for (const std::string_view name : key.former) {
-      EXPECT_SAYS(refusal("mode: delta\n", {concat(name, "=1")}),
-                  concat("is now '", key.name, "'"));
+      EXPECT_MESSAGE(refusal("mode: delta\n", {concat(name, "=1")}),
+                     concat("is now '", key.name, "'"));
       ++former;
     }
   }
   EXPECT_GE(former, 20U);
-  EXPECT_SAYS(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "is now 'road.shared_fs.dir'");
-  EXPECT_SAYS(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "job.yaml:3");
+  EXPECT_MESSAGE(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "is now 'road.shared_fs.dir'");
+  EXPECT_MESSAGE(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "job.yaml:3");
 }
 
 TEST(Config, ARendezvousIsOneSetting) {
@@ -284,62 +287,62 @@ TEST(Config, ARendezvousIsOneSetting) {
   const auto file = parse(nccl + "'file:///meet' } }\n");
   EXPECT_EQ(file->road_row(), "nccl");
   EXPECT_EQ(meet(*file).dir, "/meet");
-  EXPECT_SAYS(refusal(nccl + "tcp } }\n"), "mpi, hub or file://DIR");
-  EXPECT_SAYS(refusal(nccl + "'tcp://a:1' } }\n"), "set rendezvous: hub, and hub.address: a:1");
-  EXPECT_SAYS(refusal("road: { kind: nccl, nccl: { rendezvous: hub } }\n"),
-              "hub.token_file is missing");
-  EXPECT_SAYS(refusal("road: { nccl: { token_file: /t } }\n"), "is now 'hub.token_file'");
+  EXPECT_MESSAGE(refusal(nccl + "tcp } }\n"), "mpi, hub or file://DIR");
+  EXPECT_MESSAGE(refusal(nccl + "'tcp://a:1' } }\n"), "set rendezvous: hub, and hub.address: a:1");
+  EXPECT_MESSAGE(refusal("road: { kind: nccl, nccl: { rendezvous: hub } }\n"),
+                 "hub.token_file is missing");
+  EXPECT_MESSAGE(refusal("road: { nccl: { token_file: /t } }\n"), "is now 'hub.token_file'");
 }
 
 TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {
   const std::string message = refusal("mode: delta\nbuffer_size: 64 parsecs\n");
-  EXPECT_SAYS(message, "job.yaml:2:");
-  EXPECT_SAYS(message, "buffer_size");
-  EXPECT_SAYS(message, "64MiB");
-  EXPECT_SAYS(message, "64 parsecs");
-  EXPECT_SAYS(refusal("mode: diff\n"), "delta or full");
-  EXPECT_SAYS(refusal("encoding: full\n"), "mode: full");
-  EXPECT_SAYS(refusal("threads: -1\n"), "0 to 1024");
-  EXPECT_SAYS(refusal("threads: 1.5\n"), "whole number");
-  EXPECT_SAYS(refusal("anchors: { first: yes }\n"), "true, false or auto");
-  EXPECT_SAYS(refusal("deadlines: { publish: 30 }\n"), "500ms");
-  EXPECT_SAYS(refusal("deadlines: { publish: 0s }\n"), "500ms");
-  EXPECT_SAYS(refusal("full_above_density: nan\n"), "from 0 to 1");
-  EXPECT_SAYS(refusal("full_above_density: 1.5\n"), "from 0 to 1");
-  EXPECT_SAYS(refusal("buffer_size: 99999999999999999999\n"), "size");
-  EXPECT_SAYS(refusal("buffer_size: 1\n"), "64KiB");
-  EXPECT_SAYS(refusal("receiver: { id: ../x }\n"), "plain file name");
+  EXPECT_MESSAGE(message, "job.yaml:2:");
+  EXPECT_MESSAGE(message, "buffer_size");
+  EXPECT_MESSAGE(message, "64MiB");
+  EXPECT_MESSAGE(message, "64 parsecs");
+  EXPECT_MESSAGE(refusal("mode: diff\n"), "delta or full");
+  EXPECT_MESSAGE(refusal("encoding: full\n"), "mode: full");
+  EXPECT_MESSAGE(refusal("threads: -1\n"), "0 to 1024");
+  EXPECT_MESSAGE(refusal("threads: 1.5\n"), "whole number");
+  EXPECT_MESSAGE(refusal("anchors: { first: yes }\n"), "true, false or auto");
+  EXPECT_MESSAGE(refusal("deadlines: { publish: 30 }\n"), "500ms");
+  EXPECT_MESSAGE(refusal("deadlines: { publish: 0s }\n"), "500ms");
+  EXPECT_MESSAGE(refusal("full_above_density: nan\n"), "from 0 to 1");
+  EXPECT_MESSAGE(refusal("full_above_density: 1.5\n"), "from 0 to 1");
+  EXPECT_MESSAGE(refusal("buffer_size: 99999999999999999999\n"), "size");
+  EXPECT_MESSAGE(refusal("buffer_size: 1\n"), "64KiB");
+  EXPECT_MESSAGE(refusal("receiver: { id: ../x }\n"), "plain file name");
 }
 
 TEST(Config, WrongKindsOfNodesAreNamed) {
-  EXPECT_SAYS(refusal("mode: [delta]\n"), "found a list");
-  EXPECT_SAYS(refusal("mode: { a: b }\n"), "found keys below it");
-  EXPECT_SAYS(refusal("road: mpi_rma\n"), "expected keys below it");
-  EXPECT_SAYS(refusal("road: [1]\n"), "expected keys below it");
-  EXPECT_SAYS(refusal("engines: { url: x }\n"), "expected a list");
-  EXPECT_SAYS(refusal("engines: http://x\n"), "expected a list");
-  EXPECT_SAYS(refusal("engines: [http://x]\n"), "engines[0]");
-  EXPECT_SAYS(refusal("mode:\n"), "no value");
-  EXPECT_SAYS(refusal("road:\n"), "nothing below");
-  EXPECT_SAYS(refusal("just words\n"), "single value");
-  EXPECT_SAYS(refusal("- a\n- b\n"), "found a list");
-  EXPECT_SAYS(refusal("? [a]\n: b\n"), "plain word");
+  EXPECT_MESSAGE(refusal("mode: [delta]\n"), "found a list");
+  EXPECT_MESSAGE(refusal("mode: { a: b }\n"), "found keys below it");
+  EXPECT_MESSAGE(refusal("road: mpi_rma\n"), "expected keys below it");
+  EXPECT_MESSAGE(refusal("road: [1]\n"), "expected keys below it");
+  EXPECT_MESSAGE(refusal("engines: { url: x }\n"), "expected a list");
+  EXPECT_MESSAGE(refusal("engines: http://x\n"), "expected a list");
+  EXPECT_MESSAGE(refusal("engines: [http://x]\n"), "engines[0]");
+  EXPECT_MESSAGE(refusal("mode:\n"), "no value");
+  EXPECT_MESSAGE(refusal("road:\n"), "nothing below");
+  EXPECT_MESSAGE(refusal("just words\n"), "single value");
+  EXPECT_MESSAGE(refusal("- a\n- b\n"), "found a list");
+  EXPECT_MESSAGE(refusal("? [a]\n: b\n"), "plain word");
 }
 
 TEST(Config, WhatYamlAllowsAndAConfigurationDoesNot) {
-  EXPECT_SAYS(refusal("mode: delta\nmode: full\n"), "second time");
-  EXPECT_SAYS(refusal("road: { kind: mpi_rma, kind: mpi_rma }\n"), "second time");
-  EXPECT_SAYS(refusal("mode: &a delta\nsnapshot: *a\n"), "anchors and aliases");
-  EXPECT_SAYS(refusal("mode: !!binary ZGVsdGE=\n"), "tags");
-  EXPECT_SAYS(refusal("mode: delta\n---\nmode: full\n"), "more than one document");
-  EXPECT_SAYS(refusal(""), "is empty");
-  EXPECT_SAYS(refusal("# only words\n"), "is empty");
-  EXPECT_SAYS(refusal("---\n"), "is empty");
-  EXPECT_SAYS(refusal("mode: delta\n  road: [\n"), "job.yaml:");
-  EXPECT_SAYS(refusal("mode: de\xfflta\n"), "job.yaml:1: is not UTF-8");
-  EXPECT_SAYS(refusal("mode: delta\n\x04\nnonsense: 1\n"), "job.yaml:2: holds a control");
-  EXPECT_SAYS(refusal(std::string("mode: delta\0", 12)), "control");
-  EXPECT_SAYS(refusal(std::string(kMaxConfigBytes + 1, '#')), "longer");
+  EXPECT_MESSAGE(refusal("mode: delta\nmode: full\n"), "second time");
+  EXPECT_MESSAGE(refusal("road: { kind: mpi_rma, kind: mpi_rma }\n"), "second time");
+  EXPECT_MESSAGE(refusal("mode: &a delta\nsnapshot: *a\n"), "anchors and aliases");
+  EXPECT_MESSAGE(refusal("mode: !!binary ZGVsdGE=\n"), "tags");
+  EXPECT_MESSAGE(refusal("mode: delta\n---\nmode: full\n"), "more than one document");
+  EXPECT_MESSAGE(refusal(""), "is empty");
+  EXPECT_MESSAGE(refusal("# only words\n"), "is empty");
+  EXPECT_MESSAGE(refusal("---\n"), "is empty");
+  EXPECT_MESSAGE(refusal("mode: delta\n  road: [\n"), "job.yaml:");
+  EXPECT_MESSAGE(refusal("mode: de\xfflta\n"), "job.yaml:1: is not UTF-8");
+  EXPECT_MESSAGE(refusal("mode: delta\n\x04\nnonsense: 1\n"), "job.yaml:2: holds a control");
+  EXPECT_MESSAGE(refusal(std::string("mode: delta\0", 12)), "control");
+  EXPECT_MESSAGE(refusal(std::string(kMaxConfigBytes + 1, '#')), "longer");
   EXPECT_FALSE(parse(std::string(100'000, '[')).ok());
   EXPECT_FALSE(parse("a: " + std::string(100'000, '{')).ok());
 }
@@ -364,48 +367,49 @@ TEST(Config, OverridesComeAfterTheFile) {
 }
 
 TEST(Config, AWrongOverrideIsNamed) {
-  EXPECT_SAYS(refusal("mode: full\n", {"road.knd=mpi_rma"}), "'road.kind'");
-  EXPECT_SAYS(refusal("mode: full\n", {"threads"}), "key=value");
-  EXPECT_SAYS(refusal("mode: full\n", {"threads=many"}), "--set threads: expected");
-  EXPECT_SAYS(refusal("mode: full\n", {"engines=[]"}), "is a list");
-  EXPECT_SAYS(refusal("mode: full\n", {"engines[1].url=x"}), "from 0 to 0");
-  EXPECT_SAYS(refusal("mode: full\n", {"engines[].url=x"}), "in brackets");
-  EXPECT_SAYS(refusal("mode: full\n", {"engines[0].uri=x"}), "engines[].url");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"road.knd=mpi_rma"}), "'road.kind'");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"threads"}), "key=value");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"threads=many"}), "--set threads: expected");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"engines=[]"}), "is a list");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"engines[1].url=x"}), "from 0 to 0");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"engines[].url=x"}), "in brackets");
+  EXPECT_MESSAGE(refusal("mode: full\n", {"engines[0].uri=x"}), "engines[].url");
 }
 
 TEST(Config, CombinationsThatCannotBeNameBothKeys) {
   const std::string layout = refusal("road: { kind: mpi_rma, layout: flush }\n");
-  EXPECT_SAYS(layout, "road.layout: flush");
-  EXPECT_SAYS(layout, "road.kind");
+  EXPECT_MESSAGE(layout, "road.layout: flush");
+  EXPECT_MESSAGE(layout, "road.kind");
   const std::string xored =
       refusal("encoding: xor\nroad: { kind: shared_fs, shared_fs: { dir: /d } }\n");
-  EXPECT_SAYS(xored, "encoding: xor");
-  EXPECT_SAYS(xored, "road.layout: flush");
-  EXPECT_SAYS(refusal("encoding: deltas\nroad: { kind: shared_fs, shared_fs: { dir: /d }, layout: "
-                      "hf_delta }\n"),
-              "xor or overwrite");
-  EXPECT_SAYS(refusal("road: { kind: shared_fs }\n"), "road.shared_fs.dir");
-  EXPECT_SAYS(refusal("receiver: { target: checkpoint }\n"), "receiver.checkpoint_dir");
-  EXPECT_SAYS(refusal("receiver: { checkpoint_dir: /x }\n"), "receiver.target");
-  EXPECT_SAYS(refusal("receiver: { target: device, checkpoint_dir: /x }\n"),
-              "receiver.target: device");
-  EXPECT_SAYS(refusal("receiver: { target: device }\n"
-                      "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n"),
-              "hf_delta");
-  EXPECT_SAYS(refusal("road: { mpi_rma: { anchor_size: 0 } }\nanchors: { first: true }\n"),
-              "anchors.first");
-  EXPECT_SAYS(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
-  EXPECT_SAYS(refusal("notify: { cleanup: true }\n"), "engines");
-  EXPECT_SAYS(
+  EXPECT_MESSAGE(xored, "encoding: xor");
+  EXPECT_MESSAGE(xored, "road.layout: flush");
+  EXPECT_MESSAGE(
+      refusal("encoding: deltas\nroad: { kind: shared_fs, shared_fs: { dir: /d }, layout: "
+              "hf_delta }\n"),
+      "xor or overwrite");
+  EXPECT_MESSAGE(refusal("road: { kind: shared_fs }\n"), "road.shared_fs.dir");
+  EXPECT_MESSAGE(refusal("receiver: { target: checkpoint }\n"), "receiver.checkpoint_dir");
+  EXPECT_MESSAGE(refusal("receiver: { checkpoint_dir: /x }\n"), "receiver.target");
+  EXPECT_MESSAGE(refusal("receiver: { target: device, checkpoint_dir: /x }\n"),
+                 "receiver.target: device");
+  EXPECT_MESSAGE(refusal("receiver: { target: device }\n"
+                         "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n"),
+                 "hf_delta");
+  EXPECT_MESSAGE(refusal("road: { mpi_rma: { anchor_size: 0 } }\nanchors: { first: true }\n"),
+                 "anchors.first");
+  EXPECT_MESSAGE(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
+  EXPECT_MESSAGE(refusal("notify: { cleanup: true }\n"), "engines");
+  EXPECT_MESSAGE(
       refusal("engines: [{ url: http://a, action: pull_weights, local_checkpoint_dir: /m }]\n"),
       "hf_delta");
   const std::string files = "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n";
-  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: pull_weights }]\n"),
-              "local_checkpoint_dir");
-  EXPECT_SAYS(refusal(files + "engines: [{ url: a, local_checkpoint_dir: /m }]\n"),
-              "engines[0].url");
-  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: flush }]\n"),
-              "road.layout: flush");
+  EXPECT_MESSAGE(refusal(files + "engines: [{ url: http://a, action: pull_weights }]\n"),
+                 "local_checkpoint_dir");
+  EXPECT_MESSAGE(refusal(files + "engines: [{ url: a, local_checkpoint_dir: /m }]\n"),
+                 "engines[0].url");
+  EXPECT_MESSAGE(refusal(files + "engines: [{ url: http://a, action: flush }]\n"),
+                 "road.layout: flush");
 }
 
 TEST(Config, AFallbackIsARoadThatKeepsItsVersions) {
@@ -417,9 +421,10 @@ TEST(Config, AFallbackIsARoadThatKeepsItsVersions) {
   EXPECT_EQ(config->of_fallback().chosen<SharedFsOptions>()->dir, "d");
   EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFrames);
   EXPECT_GT(config->publisher.keep_versions, 0U);
-  EXPECT_SAYS(refusal(peer + "shared_fs } }\n"), "road.shared_fs.dir is missing: shared_fs, as a");
-  EXPECT_SAYS(refusal(peer + "nccl } }\n"), "expected shared_fs or object_store");
-  EXPECT_SAYS(refusal(peer + "peer } }\n"), "found 'peer'");
+  EXPECT_MESSAGE(refusal(peer + "shared_fs } }\n"),
+                 "road.shared_fs.dir is missing: shared_fs, as a");
+  EXPECT_MESSAGE(refusal(peer + "nccl } }\n"), "expected shared_fs or object_store");
+  EXPECT_MESSAGE(refusal(peer + "peer } }\n"), "found 'peer'");
 }
 
 TEST(Config, ALayoutSaysWhatItCarries) {

@@ -11,7 +11,7 @@ namespace {
 constexpr double kMbit = 1e6 / 8;
 constexpr std::uint64_t kWeightUnits = 500'000'000;
 
-// 1 GB of bf16, 1.05 % changed: what two cores take for it.
+// The time that two cores take for 1 GB of bfloat16 with 1.05 % changed.
 struct Codec {
   double bytes_per_change, make_ms, decode_ms;
 };
@@ -21,7 +21,7 @@ const std::map<Encoding, Codec> kCodecs{{Encoding::kDeltas, {4, 300, 60}},
 
 class Chosen : public ::testing::Test {
  protected:
-  // Publishes a version in what is chosen; returns what is chosen for the next one.
+  // Publishes a version in the chosen encoding. Returns the choice for the next one.
   Encoding after_a_version(double bytes_per_s) {
     const Codec& codec = kCodecs.at(now_);
     const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
@@ -65,7 +65,7 @@ TEST_P(ChosenAt, TurnsToCompactAfterOneVersionAndStaysThere) {
 
 TEST_P(ChosenAt, TakesTheNextBestIfOneIsNotAllowed) {
   forbidden_ = Encoding::kCompact;
-  after_a_version(GetParam());  // a first version alone is not enough for a small gain
+  after_a_version(GetParam());  // one version alone is not enough for a small gain
   EXPECT_EQ(after_a_version(GetParam()), Encoding::kDeltasZstd);
 }
 
@@ -86,7 +86,7 @@ TEST_F(Chosen, ComesBackWhenTheLinkIsFast) {
   while (after_a_version(10'000 * kMbit) != Encoding::kDeltas) ASSERT_LT(++versions, 20);
 }
 
-// Between two rates at which different encodings win it does not go back and forth.
+// If the rate changes between two values at which different encodings win, the choice stays.
 TEST_F(Chosen, DoesNotFollowALinkThatWavers) {
   unsigned switches = 0;
   for (int i = 0; i < 100; ++i) {
@@ -96,9 +96,9 @@ TEST_F(Chosen, DoesNotFollowALinkThatWavers) {
   EXPECT_LE(switches, 2U);
 }
 
-// What a version shows takes the place of the estimate.
+// Measurements replace the estimate.
 TEST_F(Chosen, LeavesACodecThatTurnsOutToBeSlow) {
-  EncodingChooser chooser(Encoding::kDeltas, 64);  // cores that are not there
+  EncodingChooser chooser(Encoding::kDeltas, 64);  // more cores than there are
   const auto none = [](Encoding) { return true; };
   const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
   const LinkSpeed speed{rounded_speed(400 * kMbit), 0};
@@ -111,9 +111,10 @@ TEST_F(Chosen, LeavesACodecThatTurnsOutToBeSlow) {
   FAIL() << "still compact";
 }
 
-// It is left after one version, though the one before it was known from a slow first version.
+// It is left after one version, although the encoding before was measured only in its slow first
+// version.
 TEST_F(Chosen, ATrialThatFailsEndsAtOnce) {
-  EncodingChooser chooser(Encoding::kDeltas, 64);  // cores that are not there
+  EncodingChooser chooser(Encoding::kDeltas, 64);  // more cores than there are
   const auto all = [](Encoding) { return true; };
   const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
   const LinkSpeed speed{rounded_speed(200 * kMbit), rounded_speed(kWeightUnits / 0.2)};
@@ -126,7 +127,7 @@ TEST_F(Chosen, ATrialThatFailsEndsAtOnce) {
   EXPECT_NE(chooser.choose(speed, all), Encoding::kCompact) << chooser.why();
 }
 
-// A codec on a GPU takes a few times what the comparison takes there, not what cores take.
+// On a GPU a codec takes a few times as long as the comparison there, not as long as on cores.
 TEST_F(Chosen, AQuickComparisonSpeaksForAQuickCodec) {
   const auto all = [](Encoding) { return true; };
   const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);

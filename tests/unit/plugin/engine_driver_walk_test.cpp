@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the engine driver through everything that can happen to it: 2 ranks, 2 versions, 2 runs;
-// every call answered, refused, lost, late, half done, or answered by a process that is gone;
-// the driver and the engine started anew at every point. After every step:
+// Walks the engine driver through everything that can happen to it: 2 ranks, 2 versions, 2 runs.
+// Every call is done, refused, lost, late, half done, or answered by a process that is gone; the
+// driver and the engine restart at every point. After every step:
 //
 //   an engine that serves holds one run, version and digest on all ranks, and none is torn;
-//   a label was true of the server process that got it, when it got it;
-//   a request that ended well leaves an engine that serves the goal's run, its version or a later
-//   one, and says so; a request that leaves an engine paused says so.
+//   a label was right for the server process that got it, when it got it;
+//   after a request that succeeded, the engine serves the goal's run, in its version or a later
+//     one, and reports that; a request that leaves an engine paused reports that.
 //
-// Calls of the ranks are answered in their order (the engines queue them). Commits, stagings and
-// finishes that were given up, or whose driver died, may come at any later time all the same; a
-// finish only in the server process that it was sent to, because it carries no ticket.
+// The ranks do calls in their order (the engines queue them). Commits, stagings and finishes whose
+// driver gave up or died may still arrive at any later time; a finish only in the server process to
+// which it was sent, because it carries no ticket.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -48,7 +48,7 @@ struct WalkedRank {
   }
 };
 
-// What may go wrong on a rank when it writes.
+// What a rank may do with a call that writes.
 enum class Fate : unsigned char { kDone, kRefused, kTorn };
 
 struct WalkedEngine {
@@ -60,7 +60,7 @@ struct WalkedEngine {
   [[nodiscard]] bool whole() const {
     return ranks[0].holds() == ranks[1].holds() && ranks[0].version >= 0;
   }
-  // The base has the label that the server began with, or one that says nothing.
+  // With the base, the label is the one that the server began with, or names no version.
   [[nodiscard]] bool label_fits() const {
     if (ranks[0].version > 0) return label == std::to_string(ranks[0].version);
     return label == "default" || label == "unproven";
@@ -74,11 +74,11 @@ struct WalkedEngine {
 
 struct World {
   WalkedEngine engine;
-  std::string run = "a";        // that the road carries
-  std::uint64_t published = 1;  // on it
+  std::string run = "a";        // the run on the road
+  std::uint64_t published = 1;  // the newest version on the road
   std::optional<EngineCall> late;
-  // What the process before the engine's last start says, of itself: it may linger, or its answers
-  // may.
+  // The state that the process before the engine's last start reports: it, or its replies, may
+  // still be there.
   std::vector<RankReply> other;
 
   [[nodiscard]] std::string key() const {
@@ -124,14 +124,14 @@ struct World {
     return true;
   }
 
-  // One that follows nothing yet begins with the base, or goes on in its own run.
+  // A rank that follows no run yet begins with the base, or continues in its own run.
   bool open(WalkedRank& rank) {
     const bool fits = rank.version <= 0 || rank.run == run;
     if (fits) rank.follows = run;
     return fits;
   }
 
-  // The call on every rank; whether each of them took it.
+  // Makes the call on every rank. Returns whether each of them did it.
   std::array<bool, kRanks> apply(const EngineCall& call, std::array<Fate, kRanks> fates) {
     std::array<bool, kRanks> ok{true, true};
     if (call.op == EngineOp::kWrite && !engine.session) return {false, false};
@@ -156,8 +156,8 @@ struct World {
       reply.ok = ok[i];
       reply.error = ok[i] ? "" : "no";
       reply.state = rank.follows.empty() ? "closed" : rank.staged ? "staged" : "idle";
-      const bool told = !rank.follows.empty() || !rank.run.empty();
-      if (told) reply.holds = rank.holds();
+      const bool known = !rank.follows.empty() || !rank.run.empty();
+      if (known) reply.holds = rank.holds();
       reply.follows = rank.follows;
       reply.staged_version = rank.staged;
       reply.session = true;
@@ -167,7 +167,7 @@ struct World {
     return made;
   }
 
-  // Calls of the server, not of the ranks. False: it refuses.
+  // Calls to the server, not to the ranks. False: it refuses.
   bool serve(const EngineCall& call, EngineAnswer& answer) {
     if (call.op == EngineOp::kPause) engine.paused = true;
     if (call.op == EngineOp::kResume) engine.paused = false;
@@ -181,7 +181,7 @@ struct World {
   }
 };
 
-// What may still come when its caller has given it up, or is dead.
+// Calls that may still arrive after their caller gave up or died.
 bool may_come_late(EngineOp op) {
   return op == EngineOp::kWrite || op == EngineOp::kStage || op == EngineOp::kFinish;
 }
@@ -191,7 +191,7 @@ bool is_rank_call(EngineOp op) {
          op == EngineOp::kClose || op == EngineOp::kStage || op == EngineOp::kRollback;
 }
 
-// How a node was come to, the last step first.
+// The path to a node, the last step first.
 struct Move {
   std::shared_ptr<const Move> before;
   std::string text;
@@ -205,7 +205,7 @@ struct Node {
   int requests = 0;                  // still to come
   int faults = 0;                    // still to come
   int restarts = 0;                  // of the engine
-  int asked = 0;                     // the process that the request's first question went to
+  int asked = 0;                     // the process that answered the request's first status call
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
   std::shared_ptr<const Move> way;
 
@@ -293,20 +293,21 @@ class Walk {
     outcomes(node);
   }
 
-  // The engine, or the driver, is started anew before the call that is out is made.
+  // The engine or the driver restarts before the pending call is made.
   void restarts(const Node& node) {
     if (node.restarts > 0) {
       Node next = node;
       --next.restarts;
       next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
-      // A finish names no ticket: it goes with the connection to the process that it was sent to.
+      // A finish names no ticket: it is lost with the connection to the process to which it was
+      // sent.
       if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
       next.went("ENGINE-RESTART");
       push(std::move(next));
     }
     if (node.requests == 0) return;
-    for (const bool made : {false, true}) {  // the call was not made, or is on its way
+    for (const bool made : {false, true}) {  // the call was not made, or is under way
       if (made && (!may_come_late(node.call.op) || node.world.late)) continue;
       Node next = node;
       --next.requests;
@@ -319,9 +320,9 @@ class Walk {
 
   void run_late(const Node& node) {
     Node next = node;
-    EngineAnswer unheard;
+    EngineAnswer lost_answer;
     if (node.world.late->op == EngineOp::kFinish) {
-      static_cast<void>(next.world.serve(*node.world.late, unheard));
+      static_cast<void>(next.world.serve(*node.world.late, lost_answer));
     } else {
       static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
     }
@@ -330,12 +331,13 @@ class Walk {
     push(std::move(next));
   }
 
-  void answer(const Node& node, const EngineAnswer& said, const std::string& how, int faults = 0) {
+  void answer(const Node& node, const EngineAnswer& answered, const std::string& how,
+              int faults = 0) {
     Node next = node;
     next.faults -= faults;
     if (next.asked == 0) next.asked = next.world.engine.process;
     next.went(concat(to_string(node.call.op), how));
-    next.call = next.driver.next(said);
+    next.call = next.driver.next(answered);
     push(std::move(next));
   }
 
@@ -348,12 +350,12 @@ class Walk {
       rank_outcomes(node, lost);
     } else {
       Node made = node;
-      EngineAnswer said;
-      if (!made.world.serve(node.call, said)) {
-        said.status = error(StatusCode::kIo, "refused");
-        said.refused = node.call.op == EngineOp::kBegin;
+      EngineAnswer answered;
+      if (!made.world.serve(node.call, answered)) {
+        answered.status = error(StatusCode::kIo, "refused");
+        answered.refused = node.call.op == EngineOp::kBegin;
       }
-      answer(made, said, said.status.ok() ? "" : ":refused");
+      answer(made, answered, answered.status.ok() ? "" : ":refused");
       if (node.faults > 0) answer(made, lost, ":reply-lost", 1);
     }
     if (node.faults == 0) return;
@@ -370,7 +372,7 @@ class Walk {
 
   void rank_outcomes(const Node& node, const EngineAnswer& lost) {
     const EngineOp op = node.call.op;
-    // Who answers a request's first question is the engine; any later one another may answer.
+    // The engine answers a request's first status call; another process may answer any later one.
     const bool other = node.asked == node.world.engine.process && !node.world.other.empty();
     if (is_rank_call(op) && other && node.faults > 0) {
       EngineAnswer strange;
@@ -386,10 +388,10 @@ class Walk {
         Node made = node;
         const std::array<Fate, kRanks> fates{static_cast<Fate>(a), static_cast<Fate>(b)};
         const std::array<bool, kRanks> ok = made.world.apply(node.call, fates);
-        EngineAnswer said;
-        if (op != EngineOp::kWrite) said.ranks = made.world.replies(ok);
+        EngineAnswer answered;
+        if (op != EngineOp::kWrite) answered.ranks = made.world.replies(ok);
         const std::string how = faults > 0 ? concat(":", a, b) : "";
-        answer(made, said, how, faults);
+        answer(made, answered, how, faults);
         if (node.faults > faults) answer(made, lost, how + ":reply-lost", faults + 1);
       }
     }
@@ -409,10 +411,10 @@ class Walk {
       if (engine.label != std::to_string(held.version)) fail(node, "ended well with another label");
     } else if (engine.paused) {
       ++left_paused_;
-      const std::string_view said = result.status.message();
-      if (said.find("paused") == std::string_view::npos &&
-          said.find("left as it is") == std::string_view::npos) {
-        fail(node, concat("left paused without a word: ", said));
+      const std::string_view answered = result.status.message();
+      if (answered.find("paused") == std::string_view::npos &&
+          answered.find("left as it is") == std::string_view::npos) {
+        fail(node, concat("left paused without a word: ", answered));
       }
     }
     next_requests(node);

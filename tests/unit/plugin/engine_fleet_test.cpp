@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engines of a host, each on a thread of its own: who waits for whom, and what a look finds.
+// The engines of a host, each on a thread of its own: which thread waits for which, and what a
+// check finds.
 #include "plugin/engines/engine_fleet.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ namespace {
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
-// A session as told.
+// A session whose results the test sets.
 class ScriptedSession final : public EngineSession {
  public:
   explicit ScriptedSession(std::function<Result<std::uint64_t>(std::uint64_t)> act)
@@ -66,14 +67,15 @@ TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
   fleet.stop();
   EXPECT_GE(tries, 3);
   EXPECT_EQ(ScriptedSession::closed, 3) << "each is closed, so that what is paused is resumed";
-  bool said = false;
+  bool reported = false;
   for (const EngineRecord& update : fleet.take_updates()) {
-    said = said || (update.engine == "failing" && !update.status.ok() && update.attempts <= 3);
+    reported =
+        reported || (update.engine == "failing" && !update.status.ok() && update.attempts <= 3);
   }
-  EXPECT_TRUE(said);
+  EXPECT_TRUE(reported);
 }
 
-// One that is started anew between two versions, or after the last, serves its base.
+// An engine that restarts between two versions, or after the last one, serves its base.
 TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
   VllmStandIn engine(2);
   EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {engine.url()}, 20ms);
@@ -125,7 +127,7 @@ TEST(EngineFleetTest, AnIdleEngineThatDoesNotAnswerIsNotReachableUntilItDoes) {
   const auto state = [&] { return fleet.states()[0]; };
   wait_until_done([&] { return fleet.all_at(3) && looks > 2; });
   static_cast<void>(fleet.take_updates());
-  code = StatusCode::kInvalidArgument;  // it answers, whatever it says
+  code = StatusCode::kInvalidArgument;  // any reply counts
   const int before = looks;
   wait_until_done([&] { return looks > before + 3; });
   EXPECT_TRUE(fleet.all_at(3));
@@ -171,7 +173,7 @@ TEST(EngineFleetTest, ASingleLookWithoutAnAnswerSaysNothing) {
   EXPECT_TRUE(fleet.all_at(1));
 }
 
-// An update of it could keep files from other engines.
+// To update it could delay the handing over of files to other engines.
 TEST(EngineFleetTest, AnEngineThatDoesNotAnswerIsOnlyLookedAt) {
   std::atomic<bool> there{true};
   std::atomic<int> updates{0};
@@ -236,7 +238,7 @@ TEST(EngineFleetTest, ALookIsBoundedAndEndsWhenAVersionComes) {
   EXPECT_LT(std::chrono::steady_clock::now() - ending, EngineFleet::kLook / 2);
 }
 
-// It tells neither a label nor what it holds: after a silence nobody knows.
+// It reports neither a label nor its weights: after it was unreachable, its version is unknown.
 TEST_F(AgentEnginesTest, AnEngineWithoutALabelThatWasGoneIsLoadedAgain) {
   VllmStandIn engine(1);
   std::atomic<bool> gone{false};

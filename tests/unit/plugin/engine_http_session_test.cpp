@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session's calls with same_server reach the process that answered before, or nobody.
+// A session's calls with same_server reach the process that answered before, or no process.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -85,7 +85,7 @@ TEST(HttpSession, TheSameServerOrNobody) {
   const HttpAnswer second = session(server.get(true), seconds(10), nullptr);
   ASSERT_TRUE(second.status.ok()) << second.status.to_string();
   EXPECT_EQ(server.connections, 1);
-  const HttpAnswer third = session(server.get(true), seconds(10), nullptr);  // it has closed
+  const HttpAnswer third = session(server.get(true), seconds(10), nullptr);  // on a closed one
   EXPECT_EQ(third.status.code(), StatusCode::kIncomplete) << third.status.to_string();
   EXPECT_EQ(server.connections, 1) << "nothing was said to another";
   EXPECT_EQ(server.requests, 2);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that are paused while they load: one that may be torn does not go on, one that is whole
-// does, and nobody waits longer than he must. The engine is a double, so that answers can be lost.
+// Engines that are paused while they load. An engine that may be torn is not resumed, one that is
+// whole is, and no call waits longer than necessary. The engine is a stand-in, so that replies can
+// be lost.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -24,7 +25,7 @@ HttpAnswer lost(const HttpCall& call) {
   return {error(StatusCode::kDeadlineExceeded, call.url, ": no reply"), 0, "", true};
 }
 
-// It keeps its connections, as SGLang does.
+// Like SGLang, it keeps connections open.
 class PausableEngine {
  public:
   using Fault = std::function<std::optional<HttpAnswer>(const std::string& path, const Json& body,
@@ -51,13 +52,13 @@ class PausableEngine {
   bool paused = false, torn = false;
   milliseconds takes{0};  // every call
   std::vector<std::string> calls;
-  Fault fault;  // in place of what it does
+  Fault fault;  // done in place of the call
 
  private:
   HttpAnswer answer_to(const HttpCall& call) {
     const std::string path = call.url.substr(std::string("http://e").size());
     const Json body = call.get ? Json::object() : Json::parse(call.body);
-    const bool meets = path.ends_with("_weight_update");  // its ranks do, and change nothing
+    const bool meets = path.ends_with("_weight_update");  // its ranks meet, and change nothing
     if (!call.get && !meets) calls.push_back(path);
     if (fault) {
       if (std::optional<HttpAnswer> answer = fault(path, body, call)) return *answer;
@@ -89,7 +90,7 @@ class PausedNotifierTest : public ::testing::Test {
     ASSERT_TRUE(made.ok());
     notifier_ = std::move(*made);
   }
-  EngineResult tell(const PublishedVersion& version, milliseconds longest = seconds(60)) {
+  EngineResult notify(const PublishedVersion& version, milliseconds longest = seconds(60)) {
     if (!notifier_) open();
     return notifier_->notify(version, Deadline::after(longest)).at(0);
   }
@@ -99,7 +100,7 @@ class PausedNotifierTest : public ::testing::Test {
   std::unique_ptr<EngineNotifier> notifier_;
 };
 
-// The new server is not paused: it would serve what the load left there.
+// The new server is not paused: it would serve the weights that the load left.
 TEST_F(PausedNotifierTest, AServerThatWasStartedAnewBehindThePauseIsPausedAgain) {
   open(EngineAction::kUpdateFromDisk);
   engine_.fault = [this](const std::string& path, const Json&,
@@ -109,30 +110,30 @@ TEST_F(PausedNotifierTest, AServerThatWasStartedAnewBehindThePauseIsPausedAgain)
     engine_.torn = true;
     return answered(400, R"({"message":"no"})");
   };
-  EXPECT_TRUE(tell(delta_version(1)).left_paused);
+  EXPECT_TRUE(notify(delta_version(1)).left_paused);
   EXPECT_TRUE(engine_.torn && engine_.paused);
 }
 
-// The second try finds its connection gone and says nothing. The first one did.
+// The second try finds its connection closed and gets no reply; the first try may have loaded.
 TEST_F(PausedNotifierTest, APostWhoseAnswerWasLostMayHaveTornTheEngine) {
-  ASSERT_TRUE(tell(delta_version(1)).status.ok());
+  ASSERT_TRUE(notify(delta_version(1)).status.ok());
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall& call) -> std::optional<HttpAnswer> {
     if (path != "/update_weights_from_disk") return std::nullopt;
     engine_.torn = true;
     return lost(call);
   };
-  const EngineResult failed = tell(delta_version(2));
+  const EngineResult failed = notify(delta_version(2));
   EXPECT_FALSE(failed.status.ok());
   EXPECT_TRUE(failed.left_paused) << failed.status.to_string();
   EXPECT_FALSE(engine_.serves_torn());
   engine_.fault = {};
-  ASSERT_TRUE(tell(delta_version(3)).status.ok());
+  ASSERT_TRUE(notify(delta_version(3)).status.ok());
   EXPECT_EQ(engine_.label, "3");
   EXPECT_FALSE(engine_.paused);
 }
 
-// A label that nobody has changed yet does not tell that nobody has changed the weights.
+// The weights may have changed although the label has not.
 TEST_F(PausedNotifierTest, WhatTheFirstLoadToreIsNotResumedByTheNextTrainer) {
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall&) -> std::optional<HttpAnswer> {
@@ -140,38 +141,38 @@ TEST_F(PausedNotifierTest, WhatTheFirstLoadToreIsNotResumedByTheNextTrainer) {
     engine_.torn = true;
     return answered(400, R"({"success":false,"message":"no room"})");
   };
-  EXPECT_TRUE(tell(delta_version(1)).left_paused);
+  EXPECT_TRUE(notify(delta_version(1)).left_paused);
   engine_.fault = {};
-  const EngineResult next = tell(delta_version(5));
+  const EngineResult next = notify(delta_version(5));
   EXPECT_TRUE(next.left_paused);
   EXPECT_EQ(next.status.code(), StatusCode::kWrongBase) << next.status.to_string();
   open();
-  EXPECT_EQ(tell(delta_version(5)).status.code(), StatusCode::kWrongBase);
+  EXPECT_EQ(notify(delta_version(5)).status.code(), StatusCode::kWrongBase);
   EXPECT_FALSE(engine_.serves_torn());
   PublishedVersion full = delta_version(6);
   full.full = true;
-  EXPECT_TRUE(tell(full).status.ok());
+  EXPECT_TRUE(notify(full).status.ok());
   EXPECT_FALSE(engine_.paused);
 }
 
 TEST_F(PausedNotifierTest, AnEngineThatWasStartedAnewBehindItsAnswerGetsEverythingNext) {
-  ASSERT_TRUE(tell(delta_version(1)).status.ok());
+  ASSERT_TRUE(notify(delta_version(1)).status.ok());
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall&) -> std::optional<HttpAnswer> {
     if (path != "/update_weights_from_disk") return std::nullopt;
     engine_.start();
     return answered(200, kYes);
   };
-  EXPECT_FALSE(tell(delta_version(2)).status.ok());
+  EXPECT_FALSE(notify(delta_version(2)).status.ok());
   engine_.fault = {};
-  const EngineResult done = tell(delta_version(3));
+  const EngineResult done = notify(delta_version(3));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
   EXPECT_EQ(engine_.label, "3");
   EXPECT_FALSE(engine_.paused);
 }
 
 TEST_F(PausedNotifierTest, ANameThatIsRefusedTearsNothing) {
-  ASSERT_TRUE(tell(delta_version(1)).status.ok());
+  ASSERT_TRUE(notify(delta_version(1)).status.ok());
   engine_.fault = [](const std::string& path, const Json&,
                      const HttpCall&) -> std::optional<HttpAnswer> {
     if (path != "/update_weight_version") return std::nullopt;
@@ -179,13 +180,13 @@ TEST_F(PausedNotifierTest, ANameThatIsRefusedTearsNothing) {
   };
   PublishedVersion empty = delta_version(2);
   empty.files.clear();
-  const EngineResult failed = tell(empty);
+  const EngineResult failed = notify(empty);
   EXPECT_FALSE(failed.status.ok());
   EXPECT_FALSE(failed.left_paused) << failed.status.to_string();
   EXPECT_FALSE(engine_.paused);
 }
 
-// What SGLang answers while requests wait for their grammar: they do so until it goes on.
+// SGLang's reply while requests wait for their grammar, which they do until it is resumed.
 TEST_F(PausedNotifierTest, ALoadIsNotAskedToFlushTheCacheItself) {
   engine_.fault = [](const std::string& path, const Json& body,
                      const HttpCall&) -> std::optional<HttpAnswer> {
@@ -194,7 +195,7 @@ TEST_F(PausedNotifierTest, ALoadIsNotAskedToFlushTheCacheItself) {
     return answered(400, R"({"success":false,"message":"updated, but the cache was not flushed"})");
   };
   open(EngineAction::kUpdateFromDisk);
-  const EngineResult done = tell(delta_version(1));
+  const EngineResult done = notify(delta_version(1));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
   EXPECT_FALSE(engine_.paused);
 }
@@ -207,7 +208,7 @@ TEST_F(PausedNotifierTest, AnEngineMayAnswerAPauseInAnyWords) {
     return answered(200, "OK");
   };
   open(EngineAction::kUpdateFromDisk);
-  const EngineResult done = tell(delta_version(1));
+  const EngineResult done = notify(delta_version(1));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
   EXPECT_FALSE(engine_.paused);
 }
@@ -219,19 +220,19 @@ TEST_F(PausedNotifierTest, WhetherAnEngineKnowsThePauseIsNotReadFromItsWords) {
     return answered(400, R"({"message":"a worker answered with status 404"})");
   };
   open(EngineAction::kUpdateFromDisk);
-  EXPECT_FALSE(tell(delta_version(1)).status.ok());
+  EXPECT_FALSE(notify(delta_version(1)).status.ok());
   EXPECT_EQ(engine_.calls, std::vector<std::string>{"/pause_generation"}) << "nothing is loaded";
 }
 
 TEST_F(PausedNotifierTest, TheCacheIsFlushedOnceTheRequestsUnderWayAreThrough) {
-  int refused = 6;  // some two seconds and a half
+  int refused = 6;  // about two and a half seconds
   engine_.fault = [&refused](const std::string& path, const Json&,
                              const HttpCall&) -> std::optional<HttpAnswer> {
     if (path != "/flush_cache" || refused-- <= 0) return std::nullopt;
     return answered(400, "Flush cache failed.\n");
   };
   open(EngineAction::kUpdateFromDisk);
-  const EngineResult done = tell(delta_version(1));
+  const EngineResult done = notify(delta_version(1));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
   EXPECT_EQ(engine_.calls.back(), "/continue_generation");
 }
@@ -243,13 +244,13 @@ TEST_F(PausedNotifierTest, ACacheThatIsNeverFlushedIsGivenUpAfterTheTimeout) {
     if (path != "/flush_cache") return std::nullopt;
     return answered(400, "Flush cache failed.\n");
   };
-  const EngineResult done = tell(delta_version(1));
+  const EngineResult done = notify(delta_version(1));
   EXPECT_EQ(done.status.code(), StatusCode::kBusy) << done.status.to_string();
   EXPECT_FALSE(engine_.paused) << "it holds the version";
   EXPECT_LT(done.ms, 4'000);
 }
 
-// The driver asks again and again what came of it; so does every call.
+// The driver asks for the result again and again, and every call hangs.
 TEST_F(PausedNotifierTest, AnEngineThatHangsFromItsLoadOnHoldsNobodyUp) {
   options_.timeout = milliseconds(300);
   engine_.fault = [this](const std::string& path, const Json&,
@@ -259,7 +260,7 @@ TEST_F(PausedNotifierTest, AnEngineThatHangsFromItsLoadOnHoldsNobodyUp) {
     return lost(call);
   };
   open(EngineAction::kUpdateFromDisk);
-  const EngineResult failed = tell(delta_version(1));
+  const EngineResult failed = notify(delta_version(1));
   EXPECT_TRUE(failed.left_paused) << failed.status.to_string();
   EXPECT_LT(failed.ms, 5'000);
 }
@@ -273,7 +274,7 @@ TEST_F(PausedNotifierTest, AnEngineThatHangsAsItGoesOnHoldsNobodyUp) {
     return lost(call);
   };
   open(EngineAction::kUpdateFromDisk);
-  const EngineResult failed = tell(delta_version(1));
+  const EngineResult failed = notify(delta_version(1));
   EXPECT_TRUE(failed.left_paused) << failed.status.to_string();
   EXPECT_LT(failed.ms, 4'000);
 }
@@ -287,7 +288,7 @@ TEST_F(PausedNotifierTest, TheTimeThatARunGivesIsEnoughForCallsThatAllTakeLong) 
   config.engines.push_back(engine_at("http://e"));
   engine_.takes = milliseconds(230);
   open(EngineAction::kPullWeights);
-  const EngineResult done = tell(delta_version(1), NotifiedEngines::longest(config));
+  const EngineResult done = notify(delta_version(1), NotifiedEngines::longest(config));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
   EXPECT_FALSE(engine_.paused);
 }

@@ -20,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The calls that change something. A session that is begun and ended makes the ranks meet.
+// The calls that change something. The begin and the end of a session synchronize the ranks.
 std::vector<HttpRequest> posts_of(const HttpServer& server) {
   std::vector<HttpRequest> posts = server.requests();
   std::erase_if(posts, [](const HttpRequest& asked) {
@@ -60,7 +60,7 @@ TEST_F(EngineNotifierTest, PullsThenLoads) {
   EXPECT_EQ(posts[0].headers.find("Authorization"), std::string::npos);
 }
 
-// SGLang answers a load when its first rank has ended it.
+// SGLang replies to a load as soon as its first rank is done.
 TEST_F(EngineNotifierTest, TheRanksMeetAfterALoad) {
   HttpServer server([](const HttpRequest& request) {
     const bool ends = asks_for(request, "/end_weight_update");
@@ -121,7 +121,7 @@ TEST_F(EngineNotifierTest, AnEngineThatFailsToLoadStaysPausedUntilAVersionGoesTh
   EXPECT_EQ(paths_of(server).back(), "/continue_generation");
 }
 
-// What it did is not known, so it does not go on.
+// The state of its weights is unknown, so it is not resumed.
 TEST_F(EngineNotifierTest, AnEngineThatHangsWhileItLoadsStaysPaused) {
   options_.pause = true;
   HttpServer server([](const HttpRequest& request) {
@@ -138,7 +138,7 @@ TEST_F(EngineNotifierTest, AnEngineThatHangsWhileItLoadsStaysPaused) {
       << result.status.to_string();
 }
 
-// Loading leaves time for the call that lets it go on.
+// After the load there is time left for the call that resumes it.
 TEST_F(EngineNotifierTest, AnEngineThatDoesNotGoOnIsReported) {
   options_.pause = true;
   HttpServer server([](const HttpRequest& request) {
@@ -174,7 +174,7 @@ TEST_F(EngineNotifierTest, AnEngineThatCannotPauseAndFailsToLoadServesOnAndTheEr
   });
   const EngineResult result = notify({engine_at(server.url(), EngineAction::kUpdateFromDisk)})[0];
   EXPECT_FALSE(result.left_paused);
-  EXPECT_NE(result.status.message().find("serves on"), std::string::npos)
+  EXPECT_NE(result.status.message().find("keeps serving"), std::string::npos)
       << result.status.to_string();
 }
 
@@ -299,7 +299,7 @@ TEST_F(EngineNotifierTest, RedirectsAreNotFollowed) {
 }
 
 TEST_F(EngineNotifierTest, EnginesAreIndependentAndCalledAtOnce) {
-  // Nobody answers before all three were asked.
+  // No engine replies before all three were called.
   std::atomic<int> asked = 0;
   const auto answer = [&asked](const char* body) {
     return [&asked, body](const HttpRequest&) {
@@ -357,7 +357,7 @@ TEST(CleanupVersion, RemovesAVersionAndNothingElse) {
   std::filesystem::create_directories(dir.file("weight_v000008"));
   std::filesystem::create_directories(dir.file(".weight_v000007.removed"));
   EXPECT_TRUE(cleanup_version(posix_file_system(), version + "/").ok());
-  EXPECT_TRUE(cleanup_version(posix_file_system(), version).ok());  // not there any more
+  EXPECT_TRUE(cleanup_version(posix_file_system(), version).ok());  // it is gone already
   EXPECT_FALSE(std::filesystem::exists(version));
   EXPECT_TRUE(std::filesystem::exists(dir.file("weight_v000008")));
   EXPECT_FALSE(std::filesystem::exists(dir.file(".weight_v000007.removed")));

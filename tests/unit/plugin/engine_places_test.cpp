@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the weights of an engine's ranks are not a checkpoint's, by what the ranks say.
+// Finds the places where an engine's weights differ from a checkpoint, from the replies of its
+// ranks.
 #include "plugin/engines/engine_places.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kUnits = 40, kBlockUnits = 16;
 
-// Two ranks that each hold all of the one tensor "w", BF16.
+// Two ranks that each hold all of the only tensor, "w", in BF16.
 class Places : public ::testing::Test, public EngineTransport {
  protected:
   Places() {
@@ -25,32 +26,32 @@ class Places : public ::testing::Test, public EngineTransport {
     for (auto& rank : ranks_) rank = base_["w"].bytes;
   }
 
-  // As rank_receiver.py answers.
+  // Replies as rank_receiver.py does.
   EngineAnswer carry(const EngineCall& call) override {
     EXPECT_EQ(call.op, EngineOp::kRead);
     EngineAnswer answer;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       RankReply reply;
       reply.rank = static_cast<std::int64_t>(rank);
-      reply.text = tell(call, ranks_[rank]).dump();
+      reply.text = reply_of(call, ranks_[rank]).dump();
       answer.ranks.push_back(reply);
     }
     return answer;
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
 
-  [[nodiscard]] Json tell(const EngineCall& call, const std::vector<std::byte>& held) const {
-    Json said = Json::object();
-    if (silent_) return said;
+  [[nodiscard]] Json reply_of(const EngineCall& call, const std::vector<std::byte>& held) const {
+    Json reply = Json::object();
+    if (silent_) return reply;
     if (call.tensor.empty()) {
       const std::string digest = sum(held, 0, kUnits);
-      said["shares"] = Json::array({Json::array({"w", kUnits, kUnits, "all", digest, ""})});
-      said["unproven"] = said["absent"] = said["suspects"] = Json::array();
+      reply["shares"] = Json::array({Json::array({"w", kUnits, kUnits, "all", digest, ""})});
+      reply["unproven"] = reply["absent"] = reply["suspects"] = Json::array();
     } else if (call.units == 0) {
-      said["block_units"] = kBlockUnits;
-      said["disagree"] = Json::array();
+      reply["block_units"] = kBlockUnits;
+      reply["disagree"] = Json::array();
       for (std::uint64_t at = 0; at < kUnits; at += kBlockUnits) {
-        said["blocks"].push_back(sum(held, at, std::min(kBlockUnits, kUnits - at)));
+        reply["blocks"].push_back(sum(held, at, std::min(kBlockUnits, kUnits - at)));
       }
     } else {
       std::string hex;
@@ -59,10 +60,10 @@ class Places : public ::testing::Test, public EngineTransport {
                       "0123456789abcdef"[std::to_integer<int>(held[i]) % 16]);
       }
       const Json runs = Json::array({Json::array({call.first, call.units})});
-      said["copies"] = Json::array({Json::array({"p", runs, hex, Json::array()})});
-      if (spoil_) spoil_(said["copies"][0]);
+      reply["copies"] = Json::array({Json::array({"p", runs, hex, Json::array()})});
+      if (spoil_) spoil_(reply["copies"][0]);
     }
-    return said;
+    return reply;
   }
   static std::string sum(const std::vector<std::byte>& held, std::uint64_t first,
                          std::uint64_t units) {

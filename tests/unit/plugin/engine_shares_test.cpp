@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say of their shares, added up.
+// The shares that ranks report, added up.
 #include "plugin/engines/engine_shares.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ Digest digest(std::uint64_t number) { return Digest{{number, 7 * number}}; }
 
 constexpr const char* kRun = "00000000000000010000000000000002";
 
-// Two ranks: 'a' is cut in two, both hold all of 'b', and rank 1 alone has 'c'.
+// Two ranks: 'a' is divided between them, both hold all of 'b', and only rank 1 has 'c'.
 class Shares : public ::testing::Test {
  protected:
   Shares() {
@@ -57,23 +57,23 @@ TEST_F(Shares, ReplicasMustBeTheSame) {
 
 TEST_F(Shares, WhatNobodyHoldsOrTellsIsNotProven) {
   ranks_[1].shares[0].units = 5;
-  expect(ShareVerdict::kCannotTell, "tensor 'a': the ranks' shares have 9 of its 10 elements");
+  expect(ShareVerdict::kUnknown, "tensor 'a': the ranks' shares have 9 of its 10 elements");
   ranks_[1].shares.erase(ranks_[1].shares.begin() + 2);
   ranks_[1].absent = {"c"};
-  expect(ShareVerdict::kCannotTell, "tensor 'c': no rank holds any of it");
+  expect(ShareVerdict::kUnknown, "tensor 'c': no rank holds any of it");
 }
 
 TEST_F(Shares, WhatARankCannotReadBackIsNotProven) {
   ranks_[1].shares.pop_back();
   ranks_[1].unproven = {{"c", "packed"}};
-  expect(ShareVerdict::kCannotTell, "tensor 'c': rank 1 cannot read it back: packed");
-  ranks_[0].shares[0].digest = digest(9);  // what differs is said, whatever else cannot be told
+  expect(ShareVerdict::kUnknown, "tensor 'c': rank 1 cannot read it back: packed");
+  ranks_[0].shares[0].digest = digest(9);  // reported even if other shares are unknown
   expect(ShareVerdict::kDiffers, "tensor 'a'");
 }
 
 TEST_F(Shares, ARunThatDoesNotTellIsNotProven) {
   for (RankShares& rank : ranks_) rank.shares[0].manifest.reset();
-  expect(ShareVerdict::kCannotTell, "tensor 'a': the run does not tell its digest");
+  expect(ShareVerdict::kUnknown, "tensor 'a': the run does not list its digest");
 }
 
 TEST_F(Shares, RanksMustHoldTheSame) {
@@ -85,7 +85,7 @@ TEST_F(Shares, RanksMustHoldTheSame) {
   expect(ShareVerdict::kDiffers, "rank 1: mismatch: tensor 'a' in parameter 'qkv'");
   ranks_[1].holds = ranks_[0].holds;
   ranks_[1].error = "busy: it is staging";
-  expect(ShareVerdict::kCannotTell, "rank 1: busy");
+  expect(ShareVerdict::kUnknown, "rank 1: busy");
 }
 
 TEST_F(Shares, TheTensorsMustBeThoseOfTheVersionThatIsNamed) {
@@ -95,9 +95,9 @@ TEST_F(Shares, TheTensorsMustBeThoseOfTheVersionThatIsNamed) {
 
 TEST_F(Shares, NobodyProvesNothing) {
   ranks_.clear();
-  expect(ShareVerdict::kCannotTell, "no rank answered");
+  expect(ShareVerdict::kUnknown, "no rank answered");
   ranks_.resize(1);
-  expect(ShareVerdict::kCannotTell, "the ranks hold no tensor");
+  expect(ShareVerdict::kUnknown, "the ranks hold no tensor");
 }
 
 RankReply reply(const Json& shares) {
@@ -132,7 +132,7 @@ TEST(SharesReply, IsParsedStrictly) {
   EXPECT_TRUE(parse_rank_shares(silent, "here").ok());
 }
 
-// What the ranks hold does not add up to the version that they name: nothing is built on it.
+// The shares do not add up to the version that the ranks report: no delta is applied on top.
 TEST_F(AgentEnginesTest, AnEngineWhoseSharesDoNotAddUpIsNotUpdated) {
   VllmStandIn engine(2);
   const std::string one(32, '1'), two = std::string(15, '0') + "2" + std::string(15, '0') + "2";
@@ -147,11 +147,11 @@ TEST_F(AgentEnginesTest, AnEngineWhoseSharesDoNotAddUpIsNotUpdated) {
       << reached.status().to_string();
   EXPECT_EQ(engine.count("rpc:driftless_stage"), 0U);
   expect_all_at(engine, 0);
-  engine.shares = nullptr;  // what cannot be told holds up nobody
+  engine.shares = nullptr;  // unknown shares delay no update
   EXPECT_TRUE(session->update(1, times_).ok());
 }
 
-// A rank that could not tell when it was asked first (it still staged for another driver).
+// A rank could not report its shares at first, because it was still staging for another driver.
 TEST_F(AgentEnginesTest, SharesThatWereNotToldAreAskedForAgain) {
   VllmStandIn engine(2);
   bool silent = true;

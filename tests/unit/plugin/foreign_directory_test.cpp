@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory of others that is replaced while it is read: what comes out is one of its versions.
+// A foreign directory is replaced while it is read: the result is one of its versions.
 #include "plugin/interchange/foreign_directory.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace driftless::testing {
 namespace {
 
-// Version 1 as a follower takes it; `plan` is what happens meanwhile.
+// Version 1 as a follower reads it; `plan` sets what happens meanwhile.
 Digest followed(StallingFileSystem& fs, const TempDir& dir) {
   SharedFsOptions options;
   options.dir = dir.file("road");
@@ -55,7 +55,7 @@ TEST(ForeignDirectoryTest, AVersionThatIsReplacedWhileItIsReadIsOneOrTheOther) {
   ASSERT_NE(digests[0], digests[1]);
   ASSERT_GT(calls, 10U);
   std::size_t seen[2] = {0, 0};
-  for (std::uint64_t at = 0; at <= calls; ++at) {  // the last: not at all
+  for (std::uint64_t at = 0; at <= calls; ++at) {  // at the last value nothing happens
     show(names[0]);
     fs.plan(at, [&] { show(names[1]); });
     const Digest found = followed(fs, dir);

@@ -18,7 +18,7 @@ using testing::spec;
 
 class InspectTest : public ::testing::Test {
  protected:
-  // A version of one frame, as frames or (the container is not looked into) as hdf5.
+  // A version of one frame, with layout frames or hdf5 (nothing reads the container).
   void publish(std::uint64_t version, DirectoryLayout layout) {
     auto writer = VersionWriter::create(fs_, dir_.path(), version);
     ASSERT_TRUE(writer.ok()) << writer.status().to_string();

@@ -95,7 +95,8 @@ TEST_F(JournalTest, RefusesEveryTruncation) {
   }
 }
 
-// Frames have hashes of their own, which decoding checks; every other byte is checked here.
+// Frames have hashes of their own, which decode_journal() checks; this test covers every other
+// byte.
 TEST_F(JournalTest, NoticesEveryFlippedByte) {
   write(2);
   const auto text = read_text(fs_, path_, 1 << 20);
@@ -113,7 +114,7 @@ TEST_F(JournalTest, NoticesEveryFlippedByte) {
   }
 }
 
-// Replay writes positions; a frame without any must not pass as one that changes nothing.
+// Replay writes by positions: a frame without positions must not count as one that changes nothing.
 TEST_F(JournalTest, AFullFrameIsNotReplayed) {
   const testing::Weights weights = testing::random_weights(1);
   testing::write_checkpoint(dir_.file("checkpoint"), weights);

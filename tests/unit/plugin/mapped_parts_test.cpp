@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that are mappings of shared files, into which a writer gone wrong writes after their hash
-// was compared: nothing of it gets into the weights.
+// Parts that are mappings of shared files. A faulty writer writes into them after their hash was
+// compared; none of that may reach the weights.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Parts come as mappings of files, as on host_shm, and can be damaged there.
+// Parts are mappings of files, as on host_shm, and a test can damage them.
 class MappingRoad final : public ForwardingReceiveRoad {
  public:
   MappingRoad(std::unique_ptr<ReceiveRoad> road, std::string dir)
@@ -52,7 +52,7 @@ class MappingRoad final : public ForwardingReceiveRoad {
   std::string dir_;
 };
 
-// Lets something happen between the comparing of hashes and the decoding.
+// Runs an action of the test after the hashes were compared and before decoding.
 class HookedTarget final : public WeightTarget {
  public:
   HookedTarget(std::unique_ptr<WeightTarget> target, std::function<void()> before_stage)
@@ -74,13 +74,13 @@ class HookedTarget final : public WeightTarget {
 struct MappedCase {
   DirectoryLayout layout;
   Encoding encoding;
-  bool copied;  // as far as fold_bytes goes
+  bool copied;  // up to fold_bytes
 };
 
 class MappedPartsTest : public ::testing::TestWithParam<MappedCase> {
  protected:
-  // The weights of a rollout that holds all tensors but one, so that no digest proves them, after
-  // the next version, with the parts damaged before they are decoded or before they are committed.
+  // Follows one version with a rollout that holds all tensors but one, so that no digest proves its
+  // weights. The parts are damaged before they are decoded, or before they are committed.
   Status follow(bool before_stage, Weights& held) {
     PublishedRun run = run_;
     LoopbackHub hub({}, 1);
@@ -111,7 +111,7 @@ class MappedPartsTest : public ::testing::TestWithParam<MappedCase> {
 
   static Deadline soon() { return Deadline::after(2s); }
   static Publication full_step(PublishedRun& run) {
-    const Publication step = run.step(1);  // makes its weights
+    const Publication step = run.step(1);  // adds its weights to run
     Publication full = run.anchor(1, GetParam().layout);
     full.id.kind = PublicationKind::kVersion;
     return full;

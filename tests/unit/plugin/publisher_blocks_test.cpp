@@ -46,7 +46,7 @@ class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
   const Weights base_ = random_weights(1);
 };
 
-// Whether what is offered of each part is the part.
+// Records for each offered part whether its bytes are right.
 class OfferedRoad final : public ForwardingReceiveRoad {
  public:
   using ForwardingReceiveRoad::ForwardingReceiveRoad;
@@ -61,7 +61,7 @@ class OfferedRoad final : public ForwardingReceiveRoad {
   std::map<std::string, bool> same;
 };
 
-// Of a rollout that holds `weights`, whatever its version is said to be.
+// The offers of a rollout that holds `weights` and claims `version`.
 std::map<std::string, bool> offered(LoopbackHub& hub, Weights weights, const VersionId& version) {
   std::vector<std::byte*> data;
   for (auto& [name, tensor] : weights) data.push_back(tensor.bytes.data());
@@ -92,8 +92,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BlockWay{3, Encoding::kCompact, 6, 1, false},
                       BlockWay{2, Encoding::kCompact, 0, 2, false}));
 
-// By a rollout that came by deltas: every part, byte for byte, of whatever blocks. Of other weights
-// not every part, and of a version without an anchor none.
+// A rollout that followed deltas offers every part, byte for byte, whatever the blocks are. With
+// other weights it cannot offer every part, and for a version without an anchor none.
 TEST_P(PublishedBlocks, ARolloutPutsAnAnchorTogetherFromItsWeights) {
   options_.anchor_every = 2;
   Trainer trainer(hub_, GetParam().ranks, options_, base_);
@@ -114,8 +114,8 @@ TEST_P(PublishedBlocks, ARolloutPutsAnAnchorTogetherFromItsWeights) {
   EXPECT_TRUE(offered(hub_, second, {Hash128{1, 2}, 2}).empty());
 }
 
-// Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
-// base and without, end with the trainer's bits, and with the digests of every tensor.
+// Steps, one of which is aborted, a dense version, anchors, a restart. Receivers of whole tensors,
+// with and without a base, get the trainer's bits and the digest of every tensor.
 TEST_P(PublishedBlocks, AreTheTensors) {
   options_.anchor_every = 3;
   const unsigned ranks = GetParam().ranks;
@@ -127,7 +127,7 @@ TEST_P(PublishedBlocks, AreTheTensors) {
     Weights next = changed_weights(weights, version, 0.02, "none");
     if (version == 2) {
       next = weights;
-      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // one rank's
+      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // in a block of one rank
     }
     if (version == 4) {
       trainer->road(ranks - 1).arm(RoadFault::kFlush);
@@ -205,10 +205,11 @@ TEST_F(OfferedBlocks, AGapOrAnOverlapIsRefusedByNameAndOffset) {
                  "tensor 'model.embed.weight' at [16, 12] is in two blocks");
   expect_refused(open({}, {{0, 0}, {256, 20}}), StatusCode::kWrongLayout, "in two blocks");
   expect_refused(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 29}}), StatusCode::kCorrupt,
-                 "dimension 1, which has 48");
+                 "dimension 1, expected one or more inside its length 48");
 }
 
-// Also those of one rank; and of several, those that another has already are left out.
+// One rank may offer several blocks of a tensor. If other ranks offer some of them, only these are
+// left out.
 TEST_F(OfferedBlocks, SeveralOfARankAreLookedAtOneByOne) {
   const auto open_all = [&](const std::vector<std::vector<TensorBox>>& boxes) {
     Trainer::offer_as([&](const Weights& weights, unsigned rank) {
@@ -243,7 +244,7 @@ TEST_F(OfferedBlocks, SeveralOfARankAreLookedAtOneByOne) {
 TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
   expect_refused(open({{0, 0}, {256, 20}}, {{0, 0}, {256, 20}}), StatusCode::kWrongLayout,
                  "at [0, 20] is in none of the 1 blocks");
-  expect_ok(open({{0, 0}, {256, 48}}, {}));  // all of it is the tensor
+  expect_ok(open({{0, 0}, {256, 48}}, {}));  // the box is the whole tensor
 }
 
 struct WholeWay {
@@ -265,8 +266,8 @@ INSTANTIATE_TEST_SUITE_P(
                       WholeWay{DirectoryLayout::kHfDelta, Encoding::kOverwrite, 1, false},
                       WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd, 2, false}));
 
-// Layouts of whole tensors get them from the leader's mirror, through steps, an aborted one, a
-// dense one, anchors and a restart.
+// If the layout has whole tensors, the leader's mirror provides them, through steps, an aborted
+// one, a dense one, anchors and a restart.
 TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
   constexpr unsigned kRanks = 3;
   Trainer::offer_as([](const Weights& weights, unsigned rank) {
@@ -291,7 +292,7 @@ TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
     Weights next = changed_weights(weights, version, 0.02, "none");
     if (version == 2) {
       next = weights;
-      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // one rank's
+      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // in a block of one rank
     }
     if (version == 3) {
       trainer->road(kRanks - 1).arm(RoadFault::kFlush);
@@ -317,7 +318,7 @@ TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
   Trainer::offer_as({});
 }
 
-// Ranks that own other tensors hear of it at once, too.
+// Ranks that own other tensors get the error at once, too.
 TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
   const auto refused = [](std::vector<TensorCut> cuts, StatusCode code, const std::string& words,
                           DirectoryLayout layout = DirectoryLayout::kFrames) {
@@ -343,7 +344,8 @@ TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
           "two cuts");
 }
 
-// One that reads less makes the publisher turn to what all read; if there is nothing, it says who.
+// If a receiver reads fewer encodings, the publisher switches to one that all read. If there is
+// none, it names that receiver.
 TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
   const Weights base = random_weights(1);
   LoopbackHub hub({}, 2);
@@ -355,7 +357,8 @@ TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
   Rollout rollout(hub, base);
   expect_ok(trainer.publish(weights));
   EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
-  const auto say = [&](ReceiveRoad& road, std::vector<Encoding> encodings, const std::string& id) {
+  const auto report = [&](ReceiveRoad& road, std::vector<Encoding> encodings,
+                          const std::string& id) {
     ReceiverNeeds needs;
     needs.encodings = std::move(encodings);
     const auto text = needs_to_text(needs, kMaxNeedsBytes);
@@ -363,7 +366,7 @@ TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
     EXPECT_TRUE(road.report({id, 1, "digest", *text}, Deadline::after(1s)).ok());
   };
   const auto old = hub.receiver(), older = hub.receiver();
-  say(*old, {Encoding::kIndices, Encoding::kFull}, "old");
+  report(*old, {Encoding::kIndices, Encoding::kFull}, "old");
   for (int step = 2; step < 4; ++step) {
     weights = changed_weights(weights, static_cast<std::uint64_t>(step), 0.02);
     expect_ok(trainer.publish(weights));
@@ -373,7 +376,7 @@ TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
     EXPECT_EQ(rollout.follow().to_string(), "ok");
     EXPECT_TRUE(rollout.holds(weights));
   }
-  say(*older, {Encoding::kFull}, "older");
+  report(*older, {Encoding::kFull}, "older");
   expect_ok(trainer.publish(changed_weights(weights, 9, 0.02)));
   ASSERT_FALSE(trainer.report().notes.empty());
   EXPECT_NE(trainer.report().notes[0].find("'older' do not read 'deltas_zstd'"), std::string::npos);
@@ -384,8 +387,8 @@ TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
   EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
 }
 
-// `compact` only if every receiver reads it and holds the old values; one that says nothing may
-// not.
+// `compact` is used only if every receiver reads it and holds the old values; a receiver without an
+// announcement may not hold them.
 TEST(Capabilities, CompactIsForReceiversThatHoldTheOldValues) {
   Weights base = random_weights(1);
   LoopbackHub hub({}, 2);
@@ -439,14 +442,14 @@ TEST(Cuts, OfMoreBlocksThanAReaderTakesAreRefused) {
   }
 }
 
-// A trainer that starts again with other ranks, other blocks and other cuts goes on with the run.
+// A trainer that restarts with other ranks, blocks and cuts resumes the run.
 TEST(Cuts, MayBeOthersAfterARestart) {
   const Weights base = random_weights(1);
   Weights weights = base;
   LoopbackHub hub({}, 4);
   std::unique_ptr<Rollout> rollout;
   std::uint64_t seed = 100;
-  for (const unsigned ranks : {3U, 1U, 4U, 2U}) {  // the others have nothing
+  for (const unsigned ranks : {3U, 1U, 4U, 2U}) {  // further ranks have no tensors
     Trainer::offer_as([&](const Weights& all, unsigned rank) {
       return rank < ranks ? in_blocks(all, rank, ranks) : MemorySource(Weights(), 2);
     });

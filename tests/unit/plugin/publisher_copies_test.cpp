@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two publisher ranks hold under one name is one tensor, in every version.
+// If two publisher ranks hold tensors of one name, these must be equal in every version.
 #include <gtest/gtest.h>
 
 #include "support/loopback_job.h"
@@ -14,15 +14,15 @@ constexpr const char* kEmbed = "model.embed.weight";
 constexpr const char* kNorm = "model.norm.weight";
 
 struct CopyWay {
-  const char* differs;  // which tensor rank 1 has otherwise
+  const char* differs;  // the tensor that differs on rank 1
   bool snapshot = true;
   bool watched = false;
   UpdateMode mode = UpdateMode::kDelta;
   DirectoryLayout layout = DirectoryLayout::kFrames;
 };
 
-// Rank 0 publishes the norm and two blocks of a matrix; rank 1 has the norm and one of the blocks,
-// too, and publishes the rest.
+// Rank 0 publishes the norm and two blocks of a matrix. Rank 1 also has the norm and one of these
+// blocks, and publishes the rest.
 class PublishedCopies : public ::testing::TestWithParam<CopyWay> {
  protected:
   PublishedCopies() {

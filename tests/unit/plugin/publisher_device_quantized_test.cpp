@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a publisher does with quantized weights on a GPU, on machines without one: a stand-in whose
-// memory is the host's, and which nobody but its own calls reads.
+// A publisher of quantized weights on a GPU, for machines without one: a stand-in whose memory is
+// host memory that only its own calls read.
 #include <deque>
 
 #include "plugin/publish/change_store.h"
@@ -63,7 +63,7 @@ class StandInGpu final : public PublisherDevice {
   Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
     return make_rank_payload(context);
   }
-  // Codes of the last call are overwritten.
+  // Overwrites the codes of the last call.
   Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes, bool coded) override {
     for (std::vector<std::byte>& codes : codes_) std::ranges::fill(codes, std::byte{0xee});
     if (codes_.size() > 1000) codes_.clear();
@@ -102,8 +102,8 @@ class StandInGpu final : public PublisherDevice {
       return Status();
     });
   }
-  Status copy_behind(std::byte* to, const std::byte* from, std::uint64_t bytes,
-                     void* /*trainer*/) override {
+  Status copy_on_stream(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                        void* /*trainer*/) override {
     return copy(to, from, bytes);
   }
   Status mark(void* /*trainer*/) override { return {}; }

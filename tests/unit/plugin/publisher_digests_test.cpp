@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The digests of tensors in manifests: what a publisher writes is what the weights have, on every
-// way to a version; and a receiver of some of the tensors proves these by them.
+// The digests of tensors in manifests. Whatever form a version has, the publisher writes the
+// digests that the weights have, and a receiver of some tensors proves them by these digests.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -25,7 +25,7 @@ Manifest manifest_on(LoopbackHub& hub, const PublicationId& id) {
   return manifest.ok() ? *manifest : Manifest{};
 }
 
-// Exactly the tensors that differ, or all of a full version, each with the digest that it has.
+// Expects exactly the tensors that differ, or all for a full version, each with its digest.
 void expect_digests(const Manifest& manifest, const Weights& before, const Weights& after) {
   const bool full = manifest.encoding == Encoding::kFull;
   std::set<std::string> expected, listed;
@@ -70,7 +70,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, PublishedDigests,
                                            Way{3, DirectoryLayout::kHfDelta,
                                                Encoding::kOverwrite}));
 
-// Steps of one tensor and of many, none, an aborted one, a full one, anchors, and a restart.
+// Steps of one tensor, of many and of none, an aborted step, a full version, anchors, and a
+// restart.
 TEST_P(PublishedDigests, AreThoseOfTheWeights) {
   options_.anchor_every = 2;
   auto trainer = std::make_unique<Trainer>(hub_, GetParam().ranks, options_, base_);
@@ -105,13 +106,13 @@ TEST_P(PublishedDigests, AreThoseOfTheWeights) {
     } else if (version % 2 == 0) {
       expect_digests(manifest_on(hub_, {version, PublicationKind::kAnchor}), weights, next);
     }
-    ASSERT_EQ(rollout.follow().to_string(), "ok");  // compares with the manifests' every time
+    ASSERT_EQ(rollout.follow().to_string(), "ok");  // compares with the manifests every time
     ASSERT_TRUE(rollout.holds(next)) << version;
     weights = next;
   }
 }
 
-// A full version that did not come through leaves the digests of what the receivers have.
+// A full version that failed leaves the digests of the weights that receivers have.
 TEST_P(PublishedDigests, OutliveAFullVersionThatFailed) {
   Trainer trainer(hub_, GetParam().ranks, options_, base_);
   Rollout rollout(hub_, base_);
@@ -137,7 +138,7 @@ class PartialReceiverTest : public testing::ReceiverTest {
     target_ = std::move(*target);
     return open_on(*target_);
   }
-  // As a target of these tensors holds them.
+  // Expects the digests of a target that holds these tensors.
   void expect_held(std::uint64_t version) {
     ASSERT_EQ(target_->state().id.version, version);
     Digest sum;
@@ -147,14 +148,14 @@ class PartialReceiverTest : public testing::ReceiverTest {
       sum += digest_of({{name, run_.weights[version].at(name)}});
     }
     EXPECT_EQ(target_->state().digest, sum);
-    const std::vector<Digest>& said = receiver_->tensor_digests();
-    ASSERT_EQ(said.size(), run_.layout.size());
-    for (std::size_t i = 0; i < said.size(); ++i) {
+    const std::vector<Digest>& digests = receiver_->tensor_digests();
+    ASSERT_EQ(digests.size(), run_.layout.size());
+    for (std::size_t i = 0; i < digests.size(); ++i) {
       const std::string& name = run_.layout[i].name;
-      EXPECT_EQ(said[i], digest_of({{name, run_.weights[version].at(name)}})) << name;
+      EXPECT_EQ(digests[i], digest_of({{name, run_.weights[version].at(name)}})) << name;
     }
   }
-  // The manifest says another digest of a tensor, and of the whole what follows from it.
+  // Changes the manifest's digest of a tensor, and the digest of all weights accordingly.
   static ManifestTensor* listed(Manifest& manifest, const std::string& name) {
     for (ManifestTensor& tensor : manifest.tensors) {
       if (tensor.name == name) return &tensor;
@@ -199,7 +200,7 @@ TEST_F(PartialReceiverTest, NamesTheTensorThatTheManifestHasAnotherDigestOf) {
     const std::string other = changed_tensor(wrong.manifest, 1);
     const Digest some{{5, 7}};
     *listed(wrong.manifest, name)->digest += some;
-    *listed(wrong.manifest, other)->digest -= some;  // the sum is as it was
+    *listed(wrong.manifest, other)->digest -= some;  // the sum does not change
     ASSERT_EQ(open_part(run_.weights[0]).to_string(), "ok");
     auto staged = target_->stage([&] {
       std::vector<FetchedVersion> chain;
@@ -219,7 +220,7 @@ TEST_F(PartialReceiverTest, RefusesDigestsThatDoNotAddUp) {
   announce();
   ASSERT_EQ(open_part(run_.weights[0]).to_string(), "ok");
   testing::Publication wrong = run_.step(1);
-  const std::string other = changed_tensor(wrong.manifest, 1);  // not held here
+  const std::string other = changed_tensor(wrong.manifest, 1);  // a tensor that is not held here
   *listed(wrong.manifest, other)->digest += Digest{{1, 1}};
   send(*sender_, wrong);
   const auto done = update();
@@ -228,7 +229,7 @@ TEST_F(PartialReceiverTest, RefusesDigestsThatDoNotAddUp) {
   expect_held(0);
 }
 
-// A weight that somebody changed, at a place that the version changes, too.
+// Somebody changed a weight at a place that the version changes, too.
 TEST_F(PartialReceiverTest, NamesTheTensorThatSomebodyElseWroteInto) {
   announce();
   ASSERT_EQ(open_part(run_.weights[0]).to_string(), "ok");
@@ -263,7 +264,8 @@ TEST_F(PartialReceiverTest, IsHeldAgainstALaterVersionWhenItIsOpened) {
   EXPECT_NE(refused.message().find("'" + name + "'"), std::string::npos) << refused.to_string();
 }
 
-// What led to its version is gone: nothing proves a part of it, until a full version says it all.
+// The manifests that led to its version are gone: the held tensors are unproven until a full
+// version lists all digests.
 TEST_F(PartialReceiverTest, IsRefusedWhereTheManifestsAreGone) {
   announce();
   publish(1, 10);  // the ring holds 8
@@ -275,7 +277,7 @@ TEST_F(PartialReceiverTest, IsRefusedWhereTheManifestsAreGone) {
   expect_held(12);
 }
 
-// Publishers of older releases.
+// As publishers of older releases made them.
 TEST_F(PartialReceiverTest, FollowsManifestsWithoutDigests) {
   announce();
   ASSERT_EQ(open_part(run_.weights[0]).to_string(), "ok");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers whose bfloat16 weights become the packed codes and scales of a base in INT4 groups, by
-// one rank or by ranks that have rows or columns of whole groups.
+// Publishers that turn bfloat16 weights into the packed codes and scales of a base in INT4 groups.
+// One rank has all weights, or ranks have rows or columns in whole groups.
 #include <gtest/gtest.h>
 
 #include "plugin/checkpoint/quantization.h"
@@ -67,7 +67,7 @@ class Int4Publisher : public ::testing::Test {
   }
   ~Int4Publisher() override { Trainer::offer_as({}); }
 
-  // The matrices in parts of one dimension, which ranks have.
+  // Divides the matrices along one dimension between ranks.
   static void cut(unsigned dimension, unsigned ranks) {
     Trainer::offer_as([dimension, ranks](const Weights& weights, unsigned rank) {
       MemorySource source({}, 2);
@@ -86,7 +86,7 @@ class Int4Publisher : public ::testing::Test {
   Weights weights_ = int4_matrices(3);
 };
 
-// Which dimension is cut, between how many ranks.
+// The dimension that is divided, and the number of ranks.
 class Int4Cuts : public Int4Publisher,
                  public ::testing::WithParamInterface<std::pair<unsigned, unsigned>> {};
 

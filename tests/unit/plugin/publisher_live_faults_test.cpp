@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers without a snapshot, and what goes wrong: whatever a receiver takes is what the trainer
-// holds.
+// Faults of publishers without a snapshot: any version that a receiver takes has the trainer's
+// weights.
 #include "support/live_publishing.h"
 
 namespace driftless {
@@ -21,7 +21,7 @@ class LiveFaults : public LivePublishing {
   void expect_failed() {
     for (const Status& status : trainer_->publish_live()) EXPECT_FALSE(status.ok());
   }
-  // What an optimizer is about to write; it may not.
+  // Captures an optimizer's step that may then not be written.
   void capture(const Weights& weights) {
     for (unsigned rank = 0; rank < GetParam().ranks; ++rank) {
       MemorySource after = trainer_->offer(weights, rank);
@@ -32,15 +32,15 @@ class LiveFaults : public LivePublishing {
       ASSERT_TRUE(trainer_->rank(rank).capture(values).ok());
     }
   }
-  // As publish(wait=False) does it: `meanwhile` comes between the call and the version's making.
-  std::vector<Status> publish_behind(const std::function<void()>& meanwhile = [] {}) {
+  // As publish(wait=False): `meanwhile` runs between the call and the making of the version.
+  std::vector<Status> publish_in_background(const std::function<void()>& meanwhile = [] {}) {
     for (unsigned rank = 0; rank < GetParam().ranks; ++rank) {
       EXPECT_TRUE(trainer_->rank(rank).observe(trainer_->live(rank), nullptr, true).ok());
     }
     meanwhile();
     return trainer_->publish_live();
   }
-  // Either the version is `weights`, or there is none, and receivers have `before`.
+  // Expects that the version is `weights`, or that there is none and receivers have `before`.
   bool expect_all_or_mismatch(const std::vector<Status>& statuses, const Weights& weights,
                               const Weights& before) {
     bool good = true;
@@ -51,7 +51,7 @@ class LiveFaults : public LivePublishing {
     expect_followed(good ? weights : before);
     return good;
   }
-  // Nobody is told of it.
+  // Writes weights without capture().
   void write(const Weights& weights) {
     for (unsigned rank = 0; rank < GetParam().ranks; ++rank) {
       MemorySource after = trainer_->offer(weights, rank);
@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
                       LiveWay{1, Encoding::kXor, DirectoryLayout::kHfDelta},
                       LiveWay{2, Encoding::kOverwrite, DirectoryLayout::kHfDelta}));
 
-// It is known when the run is opened that the base is not what there is.
+// The weights differ from the base, which is found when the run is opened.
 TEST_P(LiveFaults, SendsOtherWeightsThanTheBaseWhetherItSweepsOrNot) {
   for (const std::uint64_t sweep_every : {1, 0}) {
     options_.sweep_every = sweep_every;
@@ -84,7 +84,7 @@ TEST_P(LiveFaults, SendsOtherWeightsThanTheBaseWhetherItSweepsOrNot) {
   }
 }
 
-// Rank 0 puts whole tensors together from the weights, and receivers have others.
+// Rank 0 assembles whole tensors from the weights; receivers have other weights.
 TEST_P(LiveFaults, SendsABlockThatIsNotTheBases) {
   Weights weights = base_;
   weights.at("model.layers.0.scale").bytes[700] ^= std::byte{1};
@@ -93,7 +93,7 @@ TEST_P(LiveFaults, SendsABlockThatIsNotTheBases) {
   expect_published(weights);
 }
 
-// What capture() refused is found, also if no sweep is due.
+// Changes that capture() refused are found even if no sweep is due.
 TEST_P(LiveFaults, SweepsAfterACaptureThatFailed) {
   options_.sweep_every = 0;
   open(base_);
@@ -101,29 +101,30 @@ TEST_P(LiveFaults, SweepsAfterACaptureThatFailed) {
   const Publisher::NewTensor half{0, wide.data(), DType::kF64};
   EXPECT_EQ(trainer_->rank(0).capture({&half, 1}).code(), StatusCode::kUnsupported);
   Weights weights = base_;
-  MemorySource& own = trainer_->live(0);
-  own.bytes(0)[0] ^= std::byte{1};
-  weights.at(own.tensors()[0].name);
+  MemorySource& source = trainer_->live(0);
+  source.bytes(0)[0] ^= std::byte{1};
+  weights.at(source.tensors()[0].name);
   expect_ok(trainer_->publish_live());
   EXPECT_EQ(trainer_->report().live.resent_tensors, 1U);
   ASSERT_EQ(rollout_->follow().to_string(), "ok");
   EXPECT_FALSE(rollout_->holds(base_));
 }
 
-// Two threads would write the same place.
+// Otherwise two threads would write to the same place.
 TEST_P(LiveFaults, RefusesATensorTwiceInACapture) {
   open(base_);
-  const MemorySource& own = trainer_->live(0);
+  const MemorySource& source = trainer_->live(0);
   const std::vector<std::byte> none(4096 * 8);
-  const Publisher::NewTensor value{0, none.data(), own.tensors()[0].dtype};
+  const Publisher::NewTensor value{0, none.data(), source.tensors()[0].dtype};
   const std::vector<Publisher::NewTensor> twice{value, value};
   const Status refused = trainer_->rank(0).capture(twice);
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(refused.message().find(own.tensors()[0].name), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find(source.tensors()[0].name), std::string::npos)
+      << refused.message();
   expect_published(base_);
 }
 
-// Whole tensors that rank 0 puts together are what the receivers have, too.
+// Receivers also have the whole tensors that rank 0 assembles.
 TEST_P(LiveFaults, KeepsTheChangesOfAWholeVersionThatFailed) {
   open(base_);
   const Weights dense = random_weights(9);
@@ -148,13 +149,13 @@ TEST_P(LiveFaults, KeepsTheChangesOfAnAnchorThatFailed) {
   expect_published(weights);
 }
 
-// Nobody would ever get past a version that is neither what was before nor what was after. Read are
-// versions in full, and tensors that go out whole.
+// No receiver could continue from a version that mixes the old weights and the new ones. Full
+// versions, and tensors that are sent whole, are read from the weights.
 TEST_P(LiveFaults, PublishesNothingThatWasWrittenWhileItWasRead) {
   options_.background = false;
   options_.full_above_density = 1;
   for (const UpdateMode mode : {UpdateMode::kFull, UpdateMode::kDelta}) {
-    // There the first pass finds that the version must be whole, and reads nothing.
+    // Here the first pass finds that the version must be full, and reads nothing.
     if (mode == UpdateMode::kDelta && options_.layout == DirectoryLayout::kHfDelta) continue;
     options_.mode = mode;
     start_over();
@@ -163,9 +164,9 @@ TEST_P(LiveFaults, PublishesNothingThatWasWrittenWhileItWasRead) {
     bool wrote = false;
     trainer_->road(0).at_create([&] {
       if (std::exchange(wrote, true)) return;
-      MemorySource& own = trainer_->live(0);
-      for (std::size_t i = 0; i < own.tensors().size(); ++i) {
-        for (std::byte& byte : own.bytes(i)) byte ^= std::byte{1};
+      MemorySource& source = trainer_->live(0);
+      for (std::size_t i = 0; i < source.tensors().size(); ++i) {
+        for (std::byte& byte : source.bytes(i)) byte ^= std::byte{1};
       }
     });
     expect_failed();
@@ -177,20 +178,21 @@ TEST_P(LiveFaults, PublishesNothingThatWasWrittenWhileItWasRead) {
   }
 }
 
-struct Behind {
+struct Background {
   UpdateMode mode;
-  std::uint64_t capture_bytes;  // a few: tensors go out whole
+  std::uint64_t capture_bytes;  // so few that tensors are sent whole
   std::uint64_t sweep_every;
 };
-constexpr Behind kBehind[] = {{UpdateMode::kDelta, 1 << 20, 1}, {UpdateMode::kDelta, 100, 1},
-                              {UpdateMode::kFull, 1 << 20, 1},  {UpdateMode::kFull, 100, 1},
-                              {UpdateMode::kDelta, 1 << 20, 0}, {UpdateMode::kDelta, 100, 0}};
+constexpr Background kInBackground[] = {
+    {UpdateMode::kDelta, 1 << 20, 1}, {UpdateMode::kDelta, 100, 1},
+    {UpdateMode::kFull, 1 << 20, 1},  {UpdateMode::kFull, 100, 1},
+    {UpdateMode::kDelta, 1 << 20, 0}, {UpdateMode::kDelta, 100, 0}};
 
-// Other weights are swapped in (those of an evaluation) before the version is read, all of them or
-// only one tensor yet: a version is what the weights were in the call.
+// Other weights (those of an evaluation) are swapped in before the version is read, completely or
+// only one tensor so far. A version must have the weights at the time of the call.
 TEST_P(LiveFaults, BehindAStepAVersionIsTheWeightsOfTheCallOrFails) {
   options_.full_above_density = 1;
-  for (const auto& [mode, capture_bytes, sweep_every] : kBehind) {
+  for (const auto& [mode, capture_bytes, sweep_every] : kInBackground) {
     options_.mode = mode;
     options_.capture_bytes = capture_bytes;
     options_.sweep_every = sweep_every;
@@ -204,20 +206,20 @@ TEST_P(LiveFaults, BehindAStepAVersionIsTheWeightsOfTheCallOrFails) {
       if (swapped != "all") other.at(swapped) = average.at(swapped);
       trainer_->step(weights);
       const bool good =
-          expect_all_or_mismatch(publish_behind([&] { write(other); }), weights, base_);
+          expect_all_or_mismatch(publish_in_background([&] { write(other); }), weights, base_);
       EXPECT_TRUE(!good || sweep_every == 0);
       write(weights);  // swapped back
-      expect_ok(publish_behind());
+      expect_ok(publish_in_background());
       expect_followed(weights);
     }
   }
 }
 
-// The swap is slow: a tensor more with every part that is written.
+// The swap is slow: one more tensor with every part that is written.
 TEST_P(LiveFaults, BehindAStepNoVersionMixesTwoWeights) {
   options_.background = false;
   options_.full_above_density = 1;
-  for (const auto& [mode, capture_bytes, sweep_every] : kBehind) {
+  for (const auto& [mode, capture_bytes, sweep_every] : kInBackground) {
     options_.mode = mode;
     options_.capture_bytes = capture_bytes;
     options_.sweep_every = sweep_every;
@@ -229,50 +231,51 @@ TEST_P(LiveFaults, BehindAStepNoVersionMixesTwoWeights) {
       MemorySource average = trainer_->offer(changed_weights(weights, 3, 0.01, "none"), 0);
       std::size_t next = 0;
       const auto swap_some = [&] {
-        MemorySource& own = trainer_->live(0);
+        MemorySource& source = trainer_->live(0);
         const std::size_t tensor = next++;
-        if (tensor >= own.tensors().size()) return;
-        std::ranges::copy(average.bytes(tensor), own.bytes(tensor).begin());
+        if (tensor >= source.tensors().size()) return;
+        std::ranges::copy(average.bytes(tensor), source.bytes(tensor).begin());
       };
       trainer_->road(0).at_create(swap_some);
-      expect_all_or_mismatch(publish_behind([&] {
+      expect_all_or_mismatch(publish_in_background([&] {
                                for (std::size_t i = 0; i < first; ++i) swap_some();
                              }),
                              weights, base_);
       trainer_->road(0).at_create({});
       write(weights);
-      expect_ok(publish_behind());
+      expect_ok(publish_in_background());
       expect_followed(weights);
     }
   }
 }
 
-// A checkpoint is loaded before the call: nobody captured anything, so it is looked at. A tensor
-// that was written beside a captured step fails the version that finds it; the next one has it.
+// A checkpoint is loaded before the call without capture(), so all weights are read. If a tensor is
+// written without capture() beside a captured step, the version that finds it fails, and the next
+// one carries it.
 TEST_P(LiveFaults, BehindAStepFindsWhatWasWrittenBefore) {
   options_.full_above_density = 1;
   open(base_);
   Weights weights = changed_weights(base_, 2, 0.01, "none");
   write(weights);
-  expect_ok(publish_behind());
+  expect_ok(publish_in_background());
   expect_followed(weights);
   const Weights before = weights;
   weights = changed_weights(weights, 3, 0.01, "none");
   trainer_->step(weights, kEmbed);
-  const std::vector<Status> found = publish_behind();
+  const std::vector<Status> found = publish_in_background();
   EXPECT_FALSE(expect_all_or_mismatch(found, weights, before));
   EXPECT_NE(found[0].message().find(kEmbed), std::string::npos) << found[0].message();
-  expect_ok(publish_behind());
+  expect_ok(publish_in_background());
   expect_followed(weights);
   weights = changed_weights(weights, 4, 0.01, "none");
   trainer_->step(weights);
-  expect_ok(publish_behind());
+  expect_ok(publish_in_background());
   expect_followed(weights);
   EXPECT_TRUE(trainer_->report().notes.empty()) << trainer_->report().notes.front();
 }
 
-// A tensor with changes that were captured and others that were not, and no sweep: receivers get
-// the captured ones.
+// A tensor has changes that were captured and others that were not, and there is no sweep:
+// receivers get the captured ones.
 TEST_P(LiveFaults, SendsWhatReceiversCanReadWithoutASweep) {
   options_.sweep_every = 0;
   open(base_);
@@ -286,7 +289,7 @@ TEST_P(LiveFaults, SendsWhatReceiversCanReadWithoutASweep) {
   EXPECT_EQ(rollout_->follow().to_string(), "ok");
 }
 
-// One of the things that may happen to a trainer's weights, of which capture() sees some.
+// Does one random thing to a trainer's weights; capture() sees some of these.
 Weights happen(Trainer& trainer, const Weights& before, std::mt19937_64& random,
                const std::function<void(const Weights&)>& capture,
                const std::function<void(const Weights&)>& write) {
@@ -342,8 +345,9 @@ TEST_P(LiveFaults, WhateverHappens) {
       const RoadFault fault = kFaults[random() % std::size(kFaults)];
       if (random() % 2 == 0) trainer_->road(rank).arm(fault);
       bool good = true;
-      const bool behind = random() % 2 == 0;
-      for (const Status& status : behind ? publish_behind() : trainer_->publish_live()) {
+      const bool in_background = random() % 2 == 0;
+      for (const Status& status :
+           in_background ? publish_in_background() : trainer_->publish_live()) {
         good = good && status.ok();
       }
       trainer_->road(rank).arm(RoadFault::kNone);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers without a snapshot: what changed is captured as it is written, and proven.
+// Publishers without a snapshot: changes are captured as they are written, and proven.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -14,7 +14,7 @@ using namespace testing;
 class LivePublisher : public LivePublishing {
  protected:
   LivePublisher() : LivePublishing(GetParam().layout == DirectoryLayout::kFrames) {}
-  // A rollout that comes with nothing gets them.
+  // Expects that a rollout that starts with nothing gets these weights.
   void expect_joined(const Weights& weights) {
     Rollout late(hub_, std::nullopt);
     EXPECT_EQ(late.follow().to_string(), "ok");
@@ -25,7 +25,7 @@ class LivePublisher : public LivePublishing {
       return note.find(words) != std::string::npos;
     });
   }
-  // Whether a whole tensor needs a whole version.
+  // Whether a tensor that is sent whole makes the version full.
   [[nodiscard]] static bool in_full() { return GetParam().layout == DirectoryLayout::kHfDelta; }
 };
 
@@ -51,7 +51,7 @@ TEST_P(LivePublisher, SendsWhatSeveralCapturesAddUpTo) {
   }
 }
 
-// There and back again is no change; nor is a publish() without a step.
+// A change that is changed back is not published; neither is a publish() without a step.
 TEST_P(LivePublisher, DropsWhatIsAsItWas) {
   open(base_);
   const Weights there = changed_weights(base_, 3, 0.02, "none");
@@ -90,7 +90,7 @@ TEST_P(LivePublisher, FindsByNameWhatWasWrittenWithoutCapture) {
   expect_published(weights);
   EXPECT_TRUE(noted("tensor 'model.embed.weight' of publisher rank 0 was written without capture"));
   EXPECT_GT(trainer_->report().live.resent_tensors, 0U);
-  // All changes are small, so that most of the density is the whole tensor.
+  // All changes are small, so the whole tensor makes most of the density.
   const bool full = in_full() || trainer_->report().encoding == Encoding::kFull;
   EXPECT_TRUE(full || trainer_->report().changed_units > 256 * 48 / GetParam().ranks);
   weights = changed_weights(weights, 3, 0.01, "none");
@@ -100,7 +100,7 @@ TEST_P(LivePublisher, FindsByNameWhatWasWrittenWithoutCapture) {
   EXPECT_TRUE(trainer_->report().notes.empty());
 }
 
-// A whole tensor among the changes, where a frame can carry it.
+// If the layout is frames, a version may carry a whole tensor among changes.
 TEST_P(LivePublisher, SendsASmallTensorWholeAmongChanges) {
   open(base_);
   Weights weights = base_;
@@ -118,7 +118,7 @@ TEST_P(LivePublisher, SendsASmallTensorWholeAmongChanges) {
   }
 }
 
-// Captured, but the step was skipped.
+// The changes were captured, but the step was skipped.
 TEST_P(LivePublisher, FindsWhatWasCapturedAndNotWritten) {
   open(base_);
   const Weights never = changed_weights(base_, 2, 0.01, "none");
@@ -172,7 +172,7 @@ TEST_P(LivePublisher, GoesOnAfterARestart) {
   Weights weights = changed_weights(base_, 2, 0.01, "none");
   trainer_->step(weights);
   expect_published(weights);
-  // With the weights of the version: as if nothing had happened.
+  // With the version's weights, the trainer continues as before.
   Trainer::hold_at_first(weights);
   open(base_);
   ASSERT_TRUE(trainer_->rank(0).resumed());
@@ -180,7 +180,7 @@ TEST_P(LivePublisher, GoesOnAfterARestart) {
   trainer_->step(weights);
   expect_published(weights);
   EXPECT_EQ(trainer_->report().encoding, GetParam().encoding);
-  // With others: nobody has what the receivers have.
+  // With other weights, the trainer does not have those of the receivers.
   weights = changed_weights(weights, 4, 0.01, "none");
   Trainer::hold_at_first(weights);
   open(base_);
@@ -190,7 +190,7 @@ TEST_P(LivePublisher, GoesOnAfterARestart) {
   EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
 }
 
-// A trainer that goes on from a checkpoint of its own, and receivers that start from the base.
+// A trainer that starts from a checkpoint of its own, and receivers that start from the base.
 TEST_P(LivePublisher, StartsWithOtherWeightsThanTheBase) {
   options_.first_anchor = true;
   Weights weights = changed_weights(base_, 2, 0.01, "none");
@@ -204,7 +204,8 @@ TEST_P(LivePublisher, StartsWithOtherWeightsThanTheBase) {
   EXPECT_EQ(trainer_->report().encoding, GetParam().encoding);
 }
 
-// Anchors are read from the weights; one of a version that they have left is refused.
+// Anchors are read from the weights. An anchor is refused if the weights have moved on since its
+// version.
 TEST_P(LivePublisher, MakesAnchors) {
   open(base_);
   Weights weights = changed_weights(base_, 2, 0.01, "none");
@@ -249,8 +250,9 @@ TEST_P(LivePublisher, ComparesWhatIsWatched) {
   }
 }
 
-// Without a sweep a foreign write stays unseen until one is due: then it is found. `compact` is
-// coded with the weights, and hf_delta has checksums of them, so that each version needs one.
+// Without a sweep, a write without capture() stays undetected until a sweep is due. `compact` is
+// coded relative to the weights, and hf_delta has checksums of them, so each of their versions
+// needs a sweep.
 TEST_P(LivePublisher, SweepsAsOftenAsItIsTold) {
   options_.sweep_every = 2;
   open(base_);
@@ -273,7 +275,7 @@ TEST_P(LivePublisher, RefusesWeightsThatMoved) {
   }
 }
 
-// Of bfloat16 from float32, as an optimizer writes it; of a type that nothing is rounded to.
+// To bfloat16 from float32, as an optimizer writes it; and to a type that is never rounded to.
 TEST(LiveCapture, RoundsFloat32AsItIsWritten) {
   std::mt19937_64 random(3);
   Weights base{{"w", {DType::kBF16, {1300, 2001}, {}}}};
@@ -317,8 +319,8 @@ TEST(LiveCapture, RoundsFloat32AsItIsWritten) {
   EXPECT_EQ(trainer.rank(0).capture({&none, 1}).code(), StatusCode::kInvalidArgument);
 }
 
-// Nobody can tell them before: torch's depend on the processor and on strides. Not even a sweep
-// finds them here.
+// The bits of a NaN cannot be predicted: those of torch depend on the processor and on strides.
+// Here not even a sweep finds them.
 TEST(LiveCapture, SendsTheBitsThatWereWrittenForANaN) {
   constexpr std::size_t kUnits = 3 * 700;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -340,8 +342,7 @@ TEST(LiveCapture, SendsTheBitsThatWereWrittenForANaN) {
     Trainer trainer(hub, 1, options, weights);
     expect_ok(trainer.opened());
     Rollout rollout(hub, weights);
-    // From a number to a NaN, from one NaN to another, and to the one that rounding gives, and
-    // back.
+    // From a number to a NaN, from one NaN to another, to the NaN that rounding gives, and back.
     for (const std::uint32_t bits :
          {0x7fffU, 0xffffU, 0x7fc0U, 0x7e00U, 0xfe01U, 0x7fc0U, 0x7fc1U, 0x7e00U, 0x7e01U, 0U}) {
       master[kUnits / 2] = bits != 0 ? 0x7f800001U + bits : 0x3e123456U;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// That the comparison of a bucket does not wait for the bucket before it: the road holds every
-// write back until the source has been asked for what lies behind the next bucket. Only a publisher
-// that does both at once gets there; one that does not is let go after a short wait, and counted.
+// The comparison of a bucket does not wait for the writing of the bucket before it. The road blocks
+// every write until the source was asked for the tensors behind the next bucket, which happens only
+// if the publisher does both at once. If it does not, the write continues after a short wait, and
+// is counted.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -26,7 +27,7 @@ constexpr std::size_t kTensors = 8;
 // Where the source and the road meet. A batch is a tensor, and a tensor is a bucket.
 class Meeting {
  public:
-  // `lead`: how many batches past a part's own must have been asked for when it is written.
+  // `lead`: how many batches past its own must have been requested when a part is written.
   explicit Meeting(std::chrono::milliseconds patience, std::size_t lead = 2)
       : patience_(patience), lead_(lead) {}
 
@@ -44,9 +45,9 @@ class Meeting {
     const std::scoped_lock lock(mutex_);
     return parts_++;
   }
-  // A bucket is handed over while the one after it (batch part + 1) is compared; that has been
-  // compared as a whole once batch part + 2 is asked for. Whole tensors are handed over with their
-  // own batch, so their lead is 1. Behind the last ones there is none.
+  // A bucket is handed over while the next one (batch part + 1) is compared; the comparison of that
+  // is complete once batch part + 2 is requested. Whole tensors are handed over with their own
+  // batch, so their lead is 1. The last buckets have no batches behind them.
   void write(std::size_t part) {
     std::unique_lock lock(mutex_);
     if (!watching_ || part + lead_ >= kTensors) return;
@@ -129,7 +130,7 @@ void publish_once(Meeting& meeting, DirectoryLayout layout, Encoding encoding, b
   options.encoding = encoding;
   options.threads = 2;
   options.background = background;
-  // Less than changes in any tensor; of a full version, a tensor.
+  // Smaller than the changes of any tensor; for a full version, the size of a tensor.
   options.buffer_bytes = encoding == Encoding::kFull ? 8192 : 256;
   const bool shard = layout == DirectoryLayout::kHfDelta;
   const Weights base = equal_tensors(1, shard ? 65'536 : 64);
@@ -153,11 +154,11 @@ INSTANTIATE_TEST_SUITE_P(Layouts, PublisherOverlap,
                                            Case{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
 std::size_t lead_of(Encoding encoding) { return encoding == Encoding::kFull ? 1 : 2; }
 
-// Of these every tensor is a part.
+// Every tensor is a part of its own.
 TEST_P(PublisherOverlap, ABucketIsComparedWhileTheOneBeforeIsWritten) {
   const auto [layout, encoding] = GetParam();
   const std::size_t lead = lead_of(encoding);
-  Meeting meeting(20s, lead);  // never spent where they overlap
+  Meeting meeting(20s, lead);  // never reached if the two overlap
   publish_once(meeting, layout, encoding, true);
   EXPECT_EQ(meeting.met(), kTensors - lead);
   EXPECT_EQ(meeting.missed(), 0U);
@@ -172,8 +173,8 @@ TEST_P(PublisherOverlap, WithoutABackgroundEachWaitsForTheOther) {
   EXPECT_EQ(meeting.missed(), kTensors - lead);
 }
 
-// A shard is one part, and its writer has a buffer, which the first tensor fills. The
-// version's index is a second one, and comes last.
+// A shard is one part; the first tensor fills its writer's buffer. The version's index is a second
+// part, and comes last.
 class ShardOverlap : public ::testing::TestWithParam<Encoding> {};
 INSTANTIATE_TEST_SUITE_P(Encodings, ShardOverlap,
                          ::testing::Values(Encoding::kXor, Encoding::kOverwrite));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors whose positions do not fit the 4 bytes of files that others read.
+// Tensors whose positions do not fit the 4 bytes that files for other readers have.
 #include <gtest/gtest.h>
 
 #include "formats/flush_file.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers whose bfloat16 weights become the codes and scales of a base with FP8 blocks. However
-// ranks cut the matrices, receivers end with what the reference makes of the whole ones.
+// Publishers that turn bfloat16 weights into the codes and scales of a base with FP8 blocks.
+// However ranks divide the matrices, receivers get what the reference computes from the whole ones.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,8 +24,8 @@ struct QuantizedWay {
   Encoding encoding = Encoding::kDeltas;
 };
 
-// Elements [begin, end) of a shard, as boxes of the tensor that the shard is a box of: the rest of
-// a row, whole rows, the start of a row.
+// Elements [begin, end) of a shard, as boxes of the shard's tensor: the rest of a row, whole rows,
+// the start of a row.
 std::vector<TensorBox> flat_boxes(const TensorBox& shard, std::uint64_t begin, std::uint64_t end) {
   std::vector<TensorBox> boxes;
   const std::uint64_t wide = shard.sizes[1];
@@ -49,7 +49,7 @@ std::vector<TensorBox> boxes_of(Cut cut, const TensorBox& all, unsigned rank, un
       const std::uint64_t count = all.sizes[0] * all.sizes[1];
       return flat_boxes(all, count * rank / ranks, count * (rank + 1) / ranks);
     }
-    case Cut::kFlatOfColumns: {  // two columns of ranks, each of which cuts its shard flat
+    case Cut::kFlatOfColumns: {  // two columns of ranks; each divides its shard by elements
       const TensorBox shard = part_of(all, 1, rank % 2, 2);
       const std::uint64_t count = shard.sizes[0] * shard.sizes[1], half = ranks / 2;
       return flat_boxes(shard, count * (rank / 2) / half, count * (rank / 2 + 1) / half);
@@ -87,7 +87,7 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
     Trainer::hold_at_first({});
   }
 
-  // A base by this rule.
+  // Makes a base by this rule.
   void make_base(QuantizeRule rule, std::size_t odd_codes = 0) {
     base_ = quantized(weights_, rule);
     for (std::size_t i = 0; i < odd_codes; ++i) {
@@ -101,7 +101,7 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
     expect_ok(trainer_->opened());
     if (!rollout_) rollout_.emplace(hub_, base_);
   }
-  // To the newest version, however long the machine stalls.
+  // Follows to the newest version, however long the machine stalls.
   void follow() {
     const Deadline deadline = Deadline::after(std::chrono::seconds(60));
     while (rollout_->state().id.version < trainer_->report().version && !deadline.expired()) {
@@ -157,15 +157,15 @@ TEST_P(QuantizedPublisher, PublishesWhatOneRankWould) {
   EXPECT_EQ(trainer_->report().changed_units, 0U);
 }
 
-// Version 1 is a difference to the base's own bytes.
+// Version 1 is the difference to the bytes of the base itself.
 TEST_P(QuantizedPublisher, GoesOnFromABaseOfAnotherRule) {
   const bool div = GetParam().rule == QuantizeRule::kLinear;
-  // A tool that rounds some of them otherwise.
+  // The base comes from a tool that rounds some weights differently.
   make_base(div ? QuantizeRule::kLinearDiv : QuantizeRule::kLinear, 20);
   open();
   expect_published(weights_);
   EXPECT_GT(trainer_->report().changed_units, 0U);
-  if (GetParam().rule != QuantizeRule::kUe8m0) {  // which scales otherwise
+  if (GetParam().rule != QuantizeRule::kUe8m0) {  // which has other scales
     EXPECT_LT(trainer_->report().changed_units, trainer_->report().total_units / 100);
   }
   expect_published(stepped(weights_, 2));
@@ -207,7 +207,7 @@ TEST_P(QuantizedPublisher, SendsAllOfAVersionThatIsDense) {
   EXPECT_TRUE(late.holds(quantized(stepped(bf16_matrices(8), 4), GetParam().rule)));
 }
 
-// A jump of scales has a note with the names of the tensors, once.
+// If many scales change, one note names the tensors.
 TEST_P(QuantizedPublisher, NamesTensorsOfWhichManyScalesChange) {
   if (GetParam().cut != Cut::kWhole) GTEST_SKIP() << "a rank has too few blocks of these matrices";
   make_base(GetParam().rule);
@@ -230,13 +230,14 @@ TEST_P(QuantizedPublisher, NamesTensorsOfWhichManyScalesChange) {
   EXPECT_EQ(notes(), 1);
   expect_published(bf16_matrices(7));  // dense
   EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
-  // Without a snapshot a tensor of which all weights changed is whole before its scales are known.
+  // Without a snapshot, a tensor whose weights all changed is sent whole before its scales are
+  // known.
   EXPECT_EQ(notes(), GetParam().snapshot ? 1 : 0);
   expect_published(stepped(bf16_matrices(7), 2));
   EXPECT_EQ(notes(), 0);
 }
 
-// Weights that nobody captured are found, and what was captured costs as much as it changed.
+// Weights that were not captured are found, and captured ones cost as much as they changed.
 TEST_P(QuantizedPublisher, FindsWhatWasNotCaptured) {
   if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
   make_base(GetParam().rule);
@@ -256,7 +257,55 @@ TEST_P(QuantizedPublisher, FindsWhatWasNotCaptured) {
   }
 }
 
-// What changes and changes back leaves no trace, nor does a version that failed.
+// Weights were written without capture() and have the same codes. The sweep finds them in the next
+// version, and no later version fails because of them.
+TEST_P(QuantizedPublisher, FindsWhatWasNotCapturedAndChangesNoCode) {
+  if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
+  make_base(GetParam().rule);
+  open();
+  expect_published(weights_);
+  const auto is_noted = [&] {
+    return std::ranges::any_of(trainer_->report().notes, [](const std::string& note) {
+      return note.find("'m.d.weight'") != std::string::npos &&
+             note.find("its codes and scales are as they were") != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(is_noted());
+  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().rule);
+  trainer_->step(weights, "m.d.weight");
+  expect_ok(trainer_->publish_live());
+  EXPECT_TRUE(is_noted()) << ::testing::PrintToString(trainer_->report().notes);
+  EXPECT_EQ(trainer_->report().changed_units, 0U);
+  bf16_weight(weights.at("m.d.weight"), 300) = 0x3f00;  // 0.5: its block is coded anew
+  expect_published(weights);
+  EXPECT_FALSE(is_noted());
+  EXPECT_EQ(trainer_->report().live.resent_tensors, 0U);
+}
+
+// Without a sweep the version that reads the weights fails, and names the sweep since which they
+// may have been written.
+TEST_P(QuantizedPublisher, WithoutASweepNamesWhenWeightsMayHaveBeenWritten) {
+  if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
+  options_.sweep_every = 0;
+  make_base(GetParam().rule);
+  open();
+  expect_published(weights_);
+  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().rule);
+  trainer_->step(weights, "m.d.weight");
+  expect_ok(trainer_->publish_live());
+  bf16_weight(weights.at("m.d.weight"), 300) = 0x3f00;
+  trainer_->step(weights);
+  bool named = false;
+  for (const Status& status : trainer_->publish_live()) {
+    EXPECT_FALSE(status.ok());
+    named = named || (status.message().find("'m.d.weight'") != std::string::npos &&
+                      status.message().find("or since the last sweep") != std::string::npos);
+  }
+  EXPECT_TRUE(named);
+  expect_published(weights);
+}
+
+// A change that is changed back, and a version that failed, leave nothing behind.
 TEST_P(QuantizedPublisher, DropsWhatIsAsItWas) {
   if (GetParam().snapshot) GTEST_SKIP() << "nothing is captured";
   make_base(GetParam().rule);

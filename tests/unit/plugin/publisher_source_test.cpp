@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a publisher refuses of its source.
+// Sources that a publisher refuses.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -21,7 +21,7 @@ using testing::MemorySource;
 using testing::random_weights;
 using testing::Weights;
 
-// Leaves the last tensor of the first batch out, or offers its first one again.
+// Leaves out the last tensor of the first batch, or offers its first one twice.
 class OddSource final : public WeightSource {
  public:
   OddSource(MemorySource& source, bool twice) : source_(source), twice_(twice) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// That each stage of a publication has its own time: a slow source is no time of the road, and
-// waiting for a slow road is no time of the comparison.
+// Each stage of a publication has a time of its own: a slow source does not count for the road, and
+// waiting for a slow road does not count for the comparison.
 #include <gtest/gtest.h>
 
 #include <thread>

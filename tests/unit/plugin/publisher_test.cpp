@@ -22,7 +22,7 @@ using testing::Rollout;
 using testing::Trainer;
 using testing::Weights;
 
-// The leader knows what each tensor's changes are, whoever holds its blocks.
+// The leader knows the number of changes of each tensor, whichever ranks hold its blocks.
 void expect_all_counted(const PublishReport& report) {
   std::uint64_t counted = 0;
   for (std::size_t i = 0; i < report.most_changed.size(); ++i) {
@@ -97,7 +97,8 @@ TEST_P(PublisherRanks, DenseVersionIsSentInFullAndSaysSo) {
   EXPECT_TRUE(rollout.holds(next));
 }
 
-// Each rank finds out in a later batch, when it has written a part of its shard.
+// Each rank finds that the version is dense in a later batch, after it has written a part of its
+// shard.
 TEST_P(PublisherRanks, DenseIsFoundAfterAShardWasBegun) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
@@ -128,7 +129,7 @@ TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
   EXPECT_TRUE(rollout.holds(next));
 }
 
-// Else one that fits at the start would fail in the middle.
+// Otherwise a version that fits at the start could fail in the middle.
 TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanTheRoadWasAskedFor) {
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
@@ -142,8 +143,8 @@ TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanTheRoadWasAskedFor) {
   EXPECT_GE(trainer.report().wire_bytes, trainer.report().full_bytes);
 }
 
-// Whatever fails on whichever rank: nobody sees the version, and the next one brings everybody to
-// the weights it is given.
+// Whatever fails on any rank: no receiver sees the version, and the next version brings every
+// receiver to the weights that it has.
 TEST_P(PublisherRanks, FailureOnOneRankAbortsTheVersionOnAll) {
   for (const bool full : {false, true}) {
     for (unsigned bad = 0; bad < GetParam(); ++bad) {
@@ -176,7 +177,8 @@ TEST_P(PublisherRanks, FailureOnOneRankAbortsTheVersionOnAll) {
   }
 }
 
-// Of pieces that changed throughout other memory is kept than of a few changes.
+// The undo log keeps a different amount of memory for pieces of which all changed than for a few
+// changes.
 TEST_P(PublisherRanks, RollsBackWhatChangedThroughout) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
@@ -314,7 +316,7 @@ TEST_P(PublisherRanks, RestartedTrainerGoesOnWithTheRun) {
   expect_ok(again.opened());
   EXPECT_TRUE(again.rank(0).resumed());
   EXPECT_EQ(again.rank(0).version(), (VersionId{run, 2}));
-  // Two steps of training were lost or made again: whatever, the weights are what counts.
+  // Two training steps were lost or repeated: only the present weights count.
   weights = testing::changed_weights(base, 99, 0.02, "none");
   expect_ok(again.publish(weights));
   EXPECT_EQ(again.report().version, 3U);

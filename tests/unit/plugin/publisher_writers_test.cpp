@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames that several threads encode and write, where the road takes several parts at a time: the
-// version is the same, the parts are created in their order, what is held is bounded, and a part
-// that fails fails the version.
+// Several threads write frames and flush files if the road takes several parts at a time. The
+// version is the same, the parts are created in order, memory is bounded, and a part that fails
+// makes the version fail.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <thread>
+#include <tuple>
 
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/publish/publisher.h"
@@ -22,12 +23,13 @@ using namespace std::chrono_literals;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-// What the parts of a road saw.
+// The calls that the parts of a road received.
 struct Seen {
   std::atomic<int> writing = 0, most_writing = 0, open = 0, most_open = 0, creating = 0;
   std::atomic<std::uint64_t> largest = 0;
+  std::atomic<bool> meet = false;  // a write waits until another one runs beside it
   std::vector<std::string> created;
-  std::set<std::string> failing;  // of these sync() fails
+  std::set<std::string> failing;  // parts whose sync() fails
 };
 
 void raise_to(auto& most, auto value) {
@@ -45,7 +47,10 @@ class SeenPart final : public ForwardingPart {
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     raise_to(seen_.most_writing, ++seen_.writing);
     raise_to(seen_.largest, offset + bytes.size());
-    std::this_thread::sleep_for(200us);  // so that others come meanwhile
+    const auto latest = std::chrono::steady_clock::now() + 10s;
+    while (seen_.meet && seen_.most_writing < 2 && std::chrono::steady_clock::now() < latest) {
+      std::this_thread::sleep_for(200us);
+    }
     const Status written = ForwardingPart::pwrite(offset, bytes);
     --seen_.writing;
     return written;
@@ -89,7 +94,7 @@ Weights large_weights() {
   return weights;
 }
 
-class PublisherWriters : public ::testing::TestWithParam<Encoding> {
+class PublisherWriters : public ::testing::TestWithParam<std::tuple<DirectoryLayout, Encoding>> {
  protected:
   void open(bool at_once, unsigned threads = 8) {
     options_.dir = dir_.path() + "/road";
@@ -98,7 +103,8 @@ class PublisherWriters : public ::testing::TestWithParam<Encoding> {
     EXPECT_TRUE((*road)->writes_at_once()) << "a directory with a file for each part";
     road_ = std::make_unique<SeenRoad>(std::move(*road), at_once);
     PublisherOptions options;
-    options.encoding = GetParam();
+    options.layout = std::get<DirectoryLayout>(GetParam());
+    options.encoding = std::get<Encoding>(GetParam());
     options.threads = threads;
     options.buffer_bytes = 8 * kMiB;
     options.full_above_density = 1.1;
@@ -129,6 +135,10 @@ class PublisherWriters : public ::testing::TestWithParam<Encoding> {
     EXPECT_TRUE(same(held_, weights));
   }
   static Deadline soon() { return Deadline::after(20s); }
+  static bool flush() { return std::get<DirectoryLayout>(GetParam()) == DirectoryLayout::kFlush; }
+  static std::string name_of(std::uint32_t part) {
+    return flush() ? flush_file_name(0, part) : frame_file_name(0, part);
+  }
 
   const TempDir dir_{TempDir::Where::kMemory};
   const Weights base_ = large_weights();
@@ -141,12 +151,15 @@ class PublisherWriters : public ::testing::TestWithParam<Encoding> {
   std::unique_ptr<WeightTarget> target_;
   std::unique_ptr<Receiver> receiver_;
 };
-INSTANTIATE_TEST_SUITE_P(Encodings, PublisherWriters,
-                         ::testing::Values(Encoding::kIndices, Encoding::kDeltas,
-                                           Encoding::kDeltasZstd));
+INSTANTIATE_TEST_SUITE_P(Parts, PublisherWriters,
+                         ::testing::Combine(::testing::Values(DirectoryLayout::kFrames,
+                                                              DirectoryLayout::kFlush),
+                                            ::testing::Values(Encoding::kIndices, Encoding::kDeltas,
+                                                              Encoding::kDeltasZstd)));
 
 TEST_P(PublisherWriters, WriteTheVersionThatOneWouldWrite) {
   open(true);
+  road_->seen.meet = true;
   Weights weights = base_;
   for (std::uint64_t version = 1; version <= 3; ++version) {
     weights = changed_weights(weights, version, 0.3);
@@ -157,14 +170,14 @@ TEST_P(PublisherWriters, WriteTheVersionThatOneWouldWrite) {
     const std::vector<std::string>& created = road_->seen.created;
     ASSERT_GE(created.size(), 3U) << "too few to be written side by side";
     for (std::uint32_t i = 0; i < created.size(); ++i) {
-      EXPECT_EQ(created[i], frame_file_name(0, i));
+      EXPECT_EQ(created[i], name_of(i));
     }
   }
   EXPECT_GT(road_->seen.most_writing, 1);
   EXPECT_LE(road_->seen.most_open, 4);
   EXPECT_EQ(road_->seen.open, 0);
-  // Buckets for four writers and the one that is filled, and as many encoded: three of
-  // buffer_bytes in all. A piece of a tensor more, and a table.
+  // Buckets for four writers, the one being filled, and as many encoded ones: three times
+  // buffer_bytes in all. In addition, a piece of a tensor and a table.
   EXPECT_LE(road_->seen.largest, 8 * kMiB * 3 / 10 + 3 * kMiB / 2);
 }
 
@@ -189,11 +202,10 @@ TEST_P(PublisherWriters, AreOneForFewThreads) {
 TEST_P(PublisherWriters, APartThatFailsFailsTheVersionAndNoOtherIsBegunForIt) {
   open(true);
   const Weights weights = changed_weights(base_, 1, 0.3);
-  road_->seen.failing = {frame_file_name(0, 1), frame_file_name(0, 2)};
+  road_->seen.failing = {name_of(1), name_of(2)};
   const auto failed = publish(weights);
   ASSERT_FALSE(failed.ok());
-  EXPECT_NE(failed.status().message().find(concat("injected for ", frame_file_name(0, 1))),
-            std::string::npos)
+  EXPECT_NE(failed.status().message().find(concat("injected for ", name_of(1))), std::string::npos)
       << failed.status().to_string();
   EXPECT_EQ(road_->seen.open, 0) << "a thread still writes";
   EXPECT_FALSE(receiver_->stage(Deadline::after(50ms)).value());

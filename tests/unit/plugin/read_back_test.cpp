@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a commit has written is read back inside the pause: memory in which a write does not stick
-// is found by the commit itself, and not by the next sweep.
+// A commit reads back what it has written, inside the pause: the commit itself finds memory that
+// does not keep a write, not only the next sweep.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,8 +13,7 @@
 namespace driftless::testing {
 namespace {
 
-// Bad memory: its second half is the first one. A value that is written into one half is
-// overwritten by what is written into the other.
+// Bad memory: both halves are the same bytes, so a write to one half overwrites the other.
 class FoldedMemory {
  public:
   FoldedMemory() : half_bytes_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))) {
@@ -41,8 +40,7 @@ class FoldedMemory {
   std::byte* data_ = nullptr;
 };
 
-// A tensor in such memory, whose two halves are the same in version 0; in version 1 they differ in
-// one unit.
+// A tensor in such memory. In version 0 its halves are equal; in version 1 they differ in one unit.
 class ReadBack : public ::testing::Test {
  protected:
   static constexpr std::size_t kUnit = 7;
@@ -104,7 +102,7 @@ TEST_F(ReadBack, OfAFullVersionToo) {
   expect_as_it_was();
 }
 
-// Where no version is held everything is written; then all of it is read back.
+// If no version is held, everything is written, and then all of it is read back.
 TEST_F(ReadBack, OfAFullVersionOntoNothing) {
   auto target = make_memory_target(run_.layout, {memory_.data()}, std::nullopt, 1);
   ASSERT_TRUE(target.ok()) << target.status().to_string();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver that decodes while it fetches, over a road that fails, damages and stalls: whatever
-// happens, it holds one version's exact weights, and says which.
+// A receiver that decodes while it fetches, over a road that fails, damages and stalls: at any time
+// it holds exactly the weights of one version, and reports which.
 #include <random>
 
 #include "support/receiver_fixture.h"
@@ -10,7 +10,7 @@ namespace {
 
 class ReceiverAheadTest : public ReceiverTest {
  protected:
-  // The version that it says it holds is what it holds.
+  // Expects that it holds the weights of the version that it reports.
   void expect_exact() {
     const TargetState state = receiver_->state();
     ASSERT_TRUE(state.valid);
@@ -61,13 +61,13 @@ TEST_F(ReceiverAheadTest, HoldsAVersionWhateverHappens) {
   EXPECT_GT(failed, 5U);
 }
 
-// As somebody outside the process would: ThreadSanitizer does not look.
+// Writes as another process would: ThreadSanitizer ignores this write.
 __attribute__((no_sanitize("thread"))) void stray_write(std::byte& byte) {
   byte = byte ^ std::byte{2};
 }
 
-// Somebody writes into a unit that changes, while the parts come. It may decode, and is found by
-// the sweep of the next version at the latest.
+// While the parts arrive, another process writes into a unit that changes. The version may still
+// decode; the sweep of the next version finds the write at the latest.
 TEST_F(ReceiverAheadTest, AWriteBetweenTwoPartsIsFoundByTheNextSweep) {
   announce();
   ASSERT_TRUE(open().ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a target is said to hold is proven by the run's own digests when the receiver opens, or is
-// reported as unproven.
+// The version that a target is claimed to hold is proven by the run's own digests when the receiver
+// opens, or reported as unproven.
 #include <filesystem>
 #include <fstream>
 
@@ -30,10 +30,10 @@ class ClaimTest : public ReceiverTest {
       made_.push_back(run_.step(version));
     }
   }
-  // Without the run that it names.
+  // The proof that it reports, without the run's id.
   std::string proof() {
-    const std::string said = sender_->receivers()->front().proof;
-    return said.substr(0, said.find(kProofRun));
+    const std::string reported = sender_->receivers()->front().proof;
+    return reported.substr(0, reported.find(kProofRun));
   }
   std::string unproven_proof() const {
     return concat(to_hex(target_->state().digest), kUnproven, run_.layout.size());
@@ -48,7 +48,7 @@ TEST_F(ClaimTest, IsRefusedUnlessTheWeightsAreThatVersion) {
     for (const std::uint64_t held : {0U, 2U, 4U}) {
       const Status refused = claim(run_.weights[held], 3, run);
       EXPECT_EQ(refused.code(), StatusCode::kWrongBase) << "version " << held;
-      EXPECT_NE(refused.message().find("are said to be version 3"), std::string_view::npos)
+      EXPECT_NE(refused.message().find("are claimed to be version 3"), std::string_view::npos)
           << refused.to_string();
     }
     ASSERT_TRUE(claim(run_.weights[3], 3, run).ok());
@@ -117,7 +117,8 @@ TEST_F(ClaimTest, ThatAManifestDisprovesLaterAsksForAnAnchor) {
   EXPECT_EQ(proof(), to_hex(digest_of(run_.weights[4])));
 }
 
-// The anchor's old values have the write in them: what rollback() restores is not version 1.
+// The old values that the anchor replaced include the foreign write: rollback() does not restore
+// version 1.
 TEST_F(ClaimTest, ARollbackBehindAForeignWriteHoldsNoVersion) {
   publish(1, 1);
   ASSERT_TRUE(open().ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver refuses: another run, base or layout, and weights that are not what they should.
+// Refusals of a receiver: another run, base or layout, and weights that differ from their digest.
 #include "support/receiver_fixture.h"
 
 namespace driftless::testing {
@@ -30,7 +30,7 @@ TEST_F(ReceiverTest, WhatTheRunDoesNotPublishIsLeftAlone) {
   EXPECT_EQ(more.at("a.frozen.tower").bytes, run_.weights[0].at("model.norm.weight").bytes);
   more.erase("a.frozen.tower");
   EXPECT_TRUE(same(more, run_.weights[1]));
-  // A version of a run tells which tensors there are.
+  // A target at a version of the run must have exactly the tensors of the run.
   Weights again = more;
   again["a.frozen.tower"] = run_.weights[0].at("model.norm.weight");
   target = make_memory_target(layout_of(again), pointers(again), VersionId{run_.run, 1}, 1);
@@ -140,8 +140,8 @@ TEST_F(PartReceiverTest, RefusesALaterVersionThatBuildsOnAForeignOne) {
   EXPECT_EQ(target_->state().id.version, 1U);
 }
 
-// The announcement has digests of the base's tensors, and manifests have none: nothing tells a part
-// of version 1 from a part of another run's.
+// The announcement has digests of the base's tensors, the manifests have none: a part of version 1
+// cannot be distinguished from a part of another run's.
 TEST_F(PartReceiverTest, RefusesALaterVersionThatItOnlyClaimsToHold) {
   announce();
   publish(1, 2);

@@ -60,7 +60,7 @@ TEST_F(ReceiverTest, FoldsNoMoreThanItMay) {
   EXPECT_TRUE(same(held_, run_.weights[4]));
 }
 
-// Its changes take little on the road, and as much as others once they are decoded.
+// The changes take few bytes on the road, and as many as in other encodings once they are decoded.
 TEST_F(ReceiverTest, FoldsNoMoreOfCompactThanItMay) {
   announce();
   std::uint64_t bytes = 0;
@@ -114,7 +114,7 @@ TEST_F(ReceiverTest, JoinsFromAnAnchorOfTheBase) {
   announce();
   send(*sender_, run_.anchor(0));
   auto target = make_owned_target(posix_file_system(), std::nullopt, 1);
-  ASSERT_TRUE(open_on(**target).ok());  // and learns the layout
+  ASSERT_TRUE(open_on(**target).ok());  // and takes the run's layout
   const auto done = update();
   ASSERT_TRUE(done.ok()) << done.status().to_string();
   EXPECT_EQ(done->version, 0U);
@@ -172,7 +172,7 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
             concat(to_hex(digest_of(run_.weights[12])), kProofRun, to_hex(receiver_->run())));
 }
 
-// What is listed and stays gone is no better than what is not listed.
+// A version that is listed but stays gone counts as not listed.
 TEST_F(ReceiverTest, AsksForAnAnchorWhereAPartIsGone) {
   announce();
   ASSERT_TRUE(open().ok());
@@ -278,7 +278,7 @@ TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatStaysDamaged) {
   ASSERT_TRUE(update().ok());
 }
 
-// It is there already.
+// The anchor is on the road already.
 TEST_F(ReceiverTest, TakesAnAnchorInPlaceOfAVersionThatStaysDamaged) {
   announce();
   ASSERT_TRUE(open().ok());
@@ -289,7 +289,7 @@ TEST_F(ReceiverTest, TakesAnAnchorInPlaceOfAVersionThatStaysDamaged) {
   EXPECT_TRUE(same(held_, run_.weights[1]));
 }
 
-// Told every time, and not fetched on and on.
+// It is reported every time, and not fetched again and again.
 TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsTold) {
   announce();
   ASSERT_TRUE(open().ok());
@@ -310,7 +310,7 @@ TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsTold) {
   EXPECT_TRUE(same(held_, run_.weights[2]));
 }
 
-// Its parts have the hashes that the manifest says, and a tensor that it does not list.
+// Its parts have the hashes in the manifest, and a tensor that the manifest does not list.
 TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatContradictsItself) {
   announce();
   ASSERT_TRUE(open().ok());
@@ -390,7 +390,7 @@ TEST_F(ReceiverTest, AResumeThatFailsIsToldAfterTheCommitWhichHolds) {
   EXPECT_EQ(reported(), 1U);
 }
 
-// "model.norm" changes in no step: nothing but the sweep looks at it.
+// No step changes "model.norm": only the sweep reads it.
 TEST_F(ReceiverTest, AFlippedBitIsFoundWhileStagingAndHealedByAnAnchor) {
   announce();
   publish(1, 2);
@@ -459,7 +459,7 @@ TEST_F(ReceiverTest, AStrandedReceiverWarnsOfReportsThatTheRoadRefuses) {
   while (staged.ok()) staged = receiver_->stage_patiently(soon());
   EXPECT_EQ(staged.status().code(), StatusCode::kWrongBase) << staged.status().to_string();
   EXPECT_GE(warned, 2U);
-  EXPECT_GE(receiver_->counts().unheard, 2U);
+  EXPECT_GE(receiver_->counts().failed_reports, 2U);
 }
 
 TEST_F(ReceiverTest, RollbackTakesTheLastCommitBack) {

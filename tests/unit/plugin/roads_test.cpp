@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A road is a folder and a row: a toy road is added to a table, and a trainer and a rollout use it
-// as they use any other; another time with settings and a library that is loaded (docs: adding a
-// road). Also what is said of roads that are not there.
+// To add a road takes a folder and a row: a toy road is added to a table, and a trainer and a
+// rollout use it like any other; a second variant has settings and a library that is loaded (docs:
+// adding a road). Also the messages about roads that are missing.
 #include "plugin/job/roads.h"
 
 #include <gtest/gtest.h>
@@ -49,16 +49,17 @@ Result<OpenRoad> open_toy(const RoadOptions&, const RoadPlace& place) {
   };
   return road;
 }
-Status tell_toy_end(const RoadOptions&, std::string_view text) {
+Status publish_toy_end(const RoadOptions&, std::string_view text) {
   toy()->end = text;
   return {};
 }
-Result<std::optional<std::string>> hear_toy_end(const RoadOptions&) { return toy()->end; }
+Result<std::optional<std::string>> fetch_toy_end(const RoadOptions&) { return toy()->end; }
 
 constexpr RoadOpener kToyOpener{
-    .open = open_toy, .tell_end = tell_toy_end, .hear_end = hear_toy_end};
+    .open = open_toy, .publish_end = publish_toy_end, .fetch_end = fetch_toy_end};
 
-// What an author adds to roads.cpp: the row of `toy`. The others stand for rows that are there.
+// The author of a road adds a row to roads.cpp: here that of `toy`. The others stand for existing
+// rows.
 const std::array kRows = {
     Road{"toy", "a map in memory", {}, &kToyOpener},
     Road{"absent", "not built here", {"ABSENT", "", "no libabsent was found"}},
@@ -146,8 +147,8 @@ TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
   EXPECT_TRUE(rollout_->close(Deadline::after(1s)).ok());
 }
 
-// What an author adds for a road with settings that is in a library of its own: its kind, and a row
-// that names the library.
+// For a road with settings, in a library of its own, the author adds its kind and a row that names
+// the library.
 TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
   constexpr std::array<const RoadKind*, 1> kKinds = {&testing::kToyKind};
   constexpr std::array kLoaded = {
@@ -196,7 +197,7 @@ struct Nothing {
   static constexpr Availability kMpiAt{}, kHdf5At{}, kNcclAt{}, kTcpAt{}, kStoreAt{};
 };
 
-// The list of roads is also where a configuration finds their settings.
+// The configuration finds the roads' settings in the list of roads.
 TEST(RoadRows, EveryRowIsAKindOrAVariantOfOne) {
   std::vector<const RoadKind*> kinds;
   std::set<std::string_view> names;
@@ -232,7 +233,7 @@ TEST(ReportProof, IsReadAsItWasWritten) {
   EXPECT_EQ(parse_proof(digest + " unproven=-7").unproven, 0U);
 }
 
-// Between two versions the trainer hears of its rollout, though its caller only waits.
+// Between two versions the trainer receives its rollout's reports, although the caller only waits.
 TEST_F(Roads, AReceiverThatWaitsGivesSignsOfLife) {
   ASSERT_NO_FATAL_FAILURE(start(random_weights(2)));
   ASSERT_NO_FATAL_FAILURE(take());  // the anchor of version 0
@@ -243,7 +244,8 @@ TEST_F(Roads, AReceiverThatWaitsGivesSignsOfLife) {
   EXPECT_NE((*publisher_->listen())[0].proof.find("stage_ms="), std::string::npos);
 }
 
-// A last word that cannot be read yet is no end and no error, until deadlines.fetch has passed.
+// An end-of-run note that cannot be read yet is neither an end nor an error until deadlines.fetch
+// has passed.
 TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
   ASSERT_NO_FATAL_FAILURE(start(random_weights(3)));
   toy()->end = "{\"run\": \"";
@@ -254,8 +256,8 @@ TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
   EXPECT_EQ(receiver_->listen_for_end().status().code(), StatusCode::kCorrupt);
 }
 
-// Trainers that something else than MPI joined (Python, under torchrun) are the group's ranks on
-// any road that takes one.
+// Trainers that were not joined by MPI (Python, under torchrun) are the ranks of the group on any
+// road that accepts a group.
 TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
   LoopbackHub hub({}, 3);
   const auto group = hub.group(1);
@@ -273,8 +275,8 @@ TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
   EXPECT_EQ(opened_at->start, 0U);
 }
 
-// A road whose ranks connect to each other gets a number of this start of the trainers, the same on
-// all ranks and another one each time.
+// If the ranks of a road connect to each other, the road gets a number of this start of the
+// trainers: the same on all ranks, and a new one for each start.
 TEST_F(Roads, RanksOfOneStartShareANumber) {
   LoopbackHub hub({}, 2);
   Road row = kRows[0];
@@ -332,8 +334,8 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
   EXPECT_EQ(listed[1].why_not, "no libabsent was found");
 }
 
-// Where ranks that something else than MPI joined connect to each other, those of an earlier start
-// of the job are told from them.
+// If ranks that were not joined by MPI connect to each other, those of an earlier start of the job
+// are recognized.
 TEST(RoadRows, RanksThatConnectKnowTheirStart) {
   std::set<std::string_view> know;
   for (const Road& row : RoadRows<Nothing>::kRows) {

@@ -18,7 +18,7 @@ class StageAheadTest : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return std::move(*made);
   }
-  // The step as a fetcher brings it, its parts seen by what `of` does ahead.
+  // The step as a fetcher delivers it, after the target's work ahead has seen the parts.
   std::vector<FetchedVersion> fetched(WeightTarget& of) {
     std::vector<FetchedVersion> chain;
     chain.push_back(step_.fetched());
@@ -43,7 +43,7 @@ TEST_F(StageAheadTest, EndsWhereStageAloneEnds) {
   EXPECT_EQ(into->state().digest, digest_of(run_.weights[1]));
 }
 
-// What was decoded needs no old values any more.
+// To stage blocks that are already decoded needs no old values.
 TEST_F(StageAheadTest, DecodedBlocksAreNotDecodedAgain) {
   const WeightLayout& layout = run_.layout;
   std::vector<FetchedVersion> fetched;
@@ -78,7 +78,7 @@ TEST_F(StageAheadTest, DecodedBlocksAreNotDecodedAgain) {
   }
 }
 
-// Units that no version changes are found by the sweep alone, ahead or not.
+// Only the sweep, ahead or not, finds wrong units that no version changes.
 TEST_F(StageAheadTest, WeightsThatWereWrongAlreadyAreNamed) {
   Weights held = run_.weights[0];
   const auto into = target(held);

@@ -244,7 +244,7 @@ TEST(RunView, AnAgentKnowsItsTrainerByTheVersions) {
   EXPECT_EQ(view.status().trainer_seen, seen);
 }
 
-// Sinks that each lost a line.
+// Sinks, each of which has lost one line.
 class Losing final : public RecordSink {
  public:
   explicit Losing(Status trouble) : trouble_(std::move(trouble)) {}
@@ -261,9 +261,9 @@ class Losing final : public RecordSink {
 
 TEST(RecordFanout, TellsTheTroubleOfEverySink) {
   RecordFanout records;
-  records.own(std::make_unique<Losing>(error(StatusCode::kNoSpace, "one")));
-  records.own(std::make_unique<Losing>(Status()));
-  records.own(std::make_unique<Losing>(error(StatusCode::kIo, "two")));
+  records.keep(std::make_unique<Losing>(error(StatusCode::kNoSpace, "one")));
+  records.keep(std::make_unique<Losing>(Status()));
+  records.keep(std::make_unique<Losing>(error(StatusCode::kIo, "two")));
   EXPECT_EQ(records.take_trouble().to_string(), "no_space: one; two");
   EXPECT_TRUE(records.take_trouble().ok());
 }
@@ -272,7 +272,7 @@ TEST(RunView, IsBoundedAndMayBeAskedMeanwhile) {
   RecordFanout records;
   auto owned = std::make_unique<RunView>("trainer", 0);
   const RunView& view = *owned;
-  records.own(std::move(owned));
+  records.keep(std::move(owned));
   std::jthread reader([&view](const std::stop_token& over) {
     while (!over.stop_requested()) static_cast<void>(view.status(9'990));
   });

@@ -11,11 +11,11 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(Watchdog, TellsWhileTheWatchedCallStillWaits) {
-  std::promise<std::string> told;
+  std::promise<std::string> reported;
   const Watchdog watchdog(Deadline::after(10ms), "making windows",
-                          [&](const Status& why) { told.set_value(why.to_string()); });
+                          [&](const Status& why) { reported.set_value(why.to_string()); });
   // The call that does not come back.
-  EXPECT_EQ(told.get_future().get(), "deadline_exceeded: making windows: gave up after 10 ms");
+  EXPECT_EQ(reported.get_future().get(), "deadline_exceeded: making windows: gave up after 10 ms");
 }
 
 TEST(Watchdog, SaysNothingWhereTheCallWasInTime) {

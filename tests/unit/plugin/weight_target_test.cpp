@@ -335,7 +335,7 @@ TEST_F(RefusalTest, OfDamagedMissingAndForeignFrames) {
   EXPECT_EQ(memory_.refusal(chain(other_encoding)), StatusCode::kCorrupt);
 }
 
-// Frames of one tensor as somebody might make them: `positions` of each frame, `ranks` of each.
+// Frames of one tensor, with the `positions` and the `ranks` of each frame, valid or not.
 Publication frames_of(PublishedRun& run, const std::vector<std::vector<std::uint32_t>>& positions,
                       const std::vector<std::uint32_t>& ranks) {
   Publication made = run.step(1);
@@ -394,7 +394,7 @@ TEST(MemoryTargetTest, NoticesThatSomebodyElseChangedTheWeights) {
   EXPECT_TRUE(same(memory.held, found)) << "as it was found";
 }
 
-// What was written of a tensor before the foreign unit was met is undone, too.
+// What was written of a tensor before the commit met the foreign unit is undone, too.
 TEST(MemoryTargetTest, UndoesTheBeginningOfATensorWhoseEndSomebodyChanged) {
   PublishedRun run(random_weights(1, 20'000));
   Memory memory(run);
@@ -489,7 +489,7 @@ MappedParts parts_of(Weights& weights) {
   return parts;
 }
 
-// The engine moved its tensors, and all of them are mapped again, not only those of the run.
+// The engine moved its tensors, and maps all of them again, not only those of the run.
 TEST(TakeOver, TensorsOfTheRunBeforeAreKnownByNameAfterTheEngineMovedThem) {
   Weights held = random_weights(1), published = held, next = held;
   published.erase(published.begin());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs the checks of `driftless doctor`. The checks themselves: tests/python/test_doctor.py.
+// Tests how `driftless doctor` runs its checks. tests/python/test_doctor.py tests the checks.
 #include "tools/doctor/doctor.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "core/disk_space.h"
+#include "plugin/job/job_process.h"
 #include "tools/doctor/command_output.h"
 
 namespace driftless::doctor {
@@ -67,6 +68,106 @@ TEST(DoctorRunner, MoreThanAPipeHoldsComesThrough) {
     for (int i = 0; i < 1'000; ++i) report({concat(i), kOk, std::string(500, 'x')});
   };
   EXPECT_EQ(run({{"a", talks}}).size(), 1'000U);
+}
+
+// The roads and parts of this build, as if none of them had been built.
+struct BareBuild {
+  BareBuild() : table(road_table()) {
+    roads.assign(table.roads.begin(), table.roads.end());
+    for (Road& road : roads) {
+      road.at.why_not = "left out";
+      road.opener = nullptr;
+    }
+    parts.assign(table.parts.begin(), table.parts.end());
+    for (Part& part : parts) part.why_not = "left out";
+    table.roads = roads;
+    table.parts = parts;
+  }
+
+  // What a check reports for a configuration; empty: none was given.
+  std::vector<Finding> look(void (*check)(const Context&, const Report&),
+                            const std::string& text) const {
+    Context context;
+    context.roads = &table;
+    context.backends = backends(table);
+    context.variables = [](const char*) { return std::optional<std::string>(); };
+    context.deadline = Deadline::after(milliseconds(5'000));
+    if (!text.empty()) {
+      Result<Config> config = parse_config(text, "test", {});
+      EXPECT_TRUE(config.ok()) << config.status().to_string();
+      if (config.ok()) context.config = std::move(*config);
+      context.configured = true;
+    }
+    std::vector<Finding> findings;
+    check(context, [&](Finding finding) { findings.push_back(std::move(finding)); });
+    return findings;
+  }
+
+  RoadTable table;
+  std::vector<Road> roads;
+  std::vector<Part> parts;
+};
+
+Finding find(const std::vector<Finding>& findings, std::string_view check) {
+  const auto at = std::ranges::find(findings, check, &Finding::check);
+  return at == findings.end() ? Finding{"", kSkip, "no such row"} : *at;
+}
+
+TEST(DoctorBuild, ABackendThatWasNotBuiltFailsOnlyIfItIsNeeded) {
+  const BareBuild build;
+  const auto rows = build.look(check_configuration, "road: { kind: mpi_rma }");
+  for (const char* needed : {"road", "mpi_rma"}) {
+    EXPECT_EQ(find(rows, needed).state, kFail) << needed;
+    EXPECT_NE(find(rows, needed).finding.find("left out"), std::string::npos) << needed;
+    EXPECT_NE(find(rows, needed).next.find("install what is missing"), std::string::npos);
+  }
+  for (const char* other : {"nccl", "object_store", "cuda", "engines"}) {
+    EXPECT_EQ(find(rows, other).state, kSkip) << other;
+    EXPECT_EQ(find(rows, other).finding, "not in this build: left out");
+  }
+  for (const Finding& row : build.look(check_configuration, "")) {
+    EXPECT_NE(row.state, kFail) << row.check;
+  }
+}
+
+TEST(DoctorBuild, MpiCudaAndNcclThatWereNotBuilt) {
+  const BareBuild build;
+  const char* const uses_mpi = "road: { kind: mpi_rma }\nsnapshot: pinned";
+  const char* const uses_nccl = "road: { kind: nccl }";
+  EXPECT_EQ(find(build.look(check_mpi, uses_mpi), "built").state, kFail);
+  EXPECT_EQ(find(build.look(check_mpi, ""), "built").state, kSkip);
+  EXPECT_EQ(find(build.look(check_cuda, uses_mpi), "built").state, kFail);
+  EXPECT_EQ(find(build.look(check_cuda, ""), "built").state, kSkip);
+  EXPECT_EQ(find(build.look(check_nccl, uses_nccl), "built").state, kFail);
+  EXPECT_EQ(find(build.look(check_nccl, ""), "built").state, kSkip);
+  EXPECT_NE(find(build.look(check_nccl, uses_nccl), "built").next, "");
+}
+
+// A road that was built into a library, which does not load because a dependency is missing.
+TEST(DoctorBuild, ABackendThatLacksALibraryWasBuilt) {
+  BareBuild build;
+  for (Road& road : build.roads) {
+    road.at = {.needs = "its library", .library = "libdriftless_nowhere.so", .why_not = ""};
+  }
+  const auto rows = build.look(check_configuration, "road: { kind: mpi_rma }");
+  for (const char* name : {"mpi_rma", "object_store"}) {
+    EXPECT_EQ(find(rows, name).finding.find("built, and cannot be used: "), 0U)
+        << find(rows, name).finding;
+  }
+  EXPECT_EQ(find(rows, "mpi_rma").state, kFail);
+  EXPECT_EQ(find(rows, "object_store").state, kSkip);
+}
+
+TEST(DoctorBuild, ARoadOrAFallbackThatWasNotBuilt) {
+  BareBuild build;
+  const char* const files = "road: { kind: shared_fs, shared_fs: { dir: /nowhere } }";
+  EXPECT_EQ(find(build.look(check_road, files), "shared_fs").state, kFail);
+  const std::string peer =
+      "hub: { address: '127.0.0.1:1', token_file: /nowhere }\n"
+      "road: { kind: peer, peer: { fallback: shared_fs }, shared_fs: { dir: /nowhere } }";
+  const Finding fallback = find(build.look(check_road, peer), "fallback");
+  EXPECT_EQ(fallback.state, kFail);
+  EXPECT_NE(fallback.next.find("road.peer.fallback"), std::string::npos);
 }
 
 TEST(DoctorCommand, OutputIsKeptAndATimeoutKills) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `driftless status` makes of a directory whose run goes on, and ends, while it is looked at.
+// `driftless status` on a directory in which the run continues and ends during the look.
 #include "tools/status/road_reader.h"
 
 #include <gtest/gtest.h>

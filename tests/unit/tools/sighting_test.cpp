@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 const Moment kNow = *parse_utc("2026-11-18T20:00:00Z");
 
-// Versions so long ago.
+// A sighting of versions with these ages.
 Sighting with_versions(std::initializer_list<std::chrono::milliseconds> ages) {
   Sighting sighting;
   for (const auto age : ages) {
@@ -69,9 +69,9 @@ TEST(Sighting, WhatCannotBeProvenIsNoFault) {
   Sighting sighting = with_versions({1s});
   sighting.status.rollouts = {
       {.id = "r", .run = "", .version = 1, .digest = "ab", .proven = false, .unproven = 2}};
-  EngineRecord told;
-  told.version = 1;
-  sighting.status.engines = {told};
+  EngineRecord record;
+  record.version = 1;
+  sighting.status.engines = {record};
   EXPECT_TRUE(problems(sighting).empty());
   sighting.status.rollouts[0].unproven = 0;
   sighting.status.engines[0].kind = "vllm";

@@ -126,7 +126,7 @@ TEST_F(Synth, EarlierStepsDoNotDependOnTheNumberOfSteps) {
   }
 }
 
-// The same on every processor, today and later: published numbers rest on these bytes.
+// The bytes never change, on any processor: published figures were measured with them.
 TEST_F(Synth, BytesAreFixed) {
   const SynthReport report = run(options("out"));
   const std::vector<std::string> expected{"db6d5f1b088fac08066b8ea94f2a0944",
@@ -218,7 +218,7 @@ TEST_F(Synth, ProgressReachesTheEnd) {
   EXPECT_EQ(total, 3 * report.bytes_per_step);
 }
 
-// Whichever call fails, nothing is left that looks like a checkpoint, nor anything else.
+// Whichever file operation fails, no file is left.
 TEST_F(Synth, AFailureAtAnyCallLeavesNothing) {
   SynthOptions wanted = options("out");
   wanted.params = kMinQwen3Params;

@@ -127,7 +127,7 @@ def _row(row: Mapping[str, Any], where: str) -> Row:
     for split in made.split.values():
         if not made.drop and len(made.hf) != names.get(split, 1):
             raise MapError(
-                f"{where}: {len(made.hf)} names under hf, {split} has {names.get(split, 1)}"
+                f"{where}: {len(made.hf)} names under hf, split {split} needs {names.get(split, 1)}"
             )
     return made
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/engines/told_transport.h"
+#include "plugin/engines/notified_transport.h"
 
 #include <algorithm>
 #include <limits>
@@ -27,8 +27,8 @@ Json name_body(std::string_view label) {
 
 }  // namespace
 
-ToldTransport::ToldTransport(EngineEndpoint engine, const NotifyOptions& options,
-                             const HttpFunction& http)
+NotifiedTransport::NotifiedTransport(EngineEndpoint engine, const NotifyOptions& options,
+                                     const HttpFunction& http)
     : OneRankTransport(EngineLink(
           engine, options.timeout, nullptr,
           [this](const HttpCall& call, milliseconds timeout, const std::atomic<bool>* stop) {
@@ -38,8 +38,8 @@ ToldTransport::ToldTransport(EngineEndpoint engine, const NotifyOptions& options
       options_(options),
       http_(http ? http : http_session()) {}
 
-void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t newest,
-                            const Deadline& deadline) {
+void NotifiedTransport::prepare(const PublishedVersions& versions, std::uint64_t newest,
+                                const Deadline& deadline) {
   const milliseconds left = deadline.remaining();
   versions_ = &versions;
   newest_ = newest;
@@ -51,10 +51,10 @@ void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t new
   staged_.reset();
 }
 
-// The driver repeats the calls that follow a load, and http() retries each of them. So the calls
-// after a failed load together take no longer than one call with its retries may. The same holds
-// for the calls that resume the engine.
-EngineAnswer ToldTransport::carry(const EngineCall& call) {
+// Limits the time of a sequence of calls: the driver repeats the calls that follow a load, and
+// http() retries each of them. All calls after a failed load together get the time of one call with
+// its retries, and so do all calls that resume the engine.
+EngineAnswer NotifiedTransport::carry(const EngineCall& call) {
   const milliseconds one_call = (options_.timeout + options_.retry_wait) * (options_.retries + 1);
   const bool resumes = call.op == EngineOp::kResume;
   if (resumes && !std::exchange(resumes_, true)) all_ = all_.sooner(one_call);
@@ -68,8 +68,8 @@ EngineAnswer ToldTransport::carry(const EngineCall& call) {
   return answer;
 }
 
-HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
-                               const std::atomic<bool>* stop) {
+HttpAnswer NotifiedTransport::http(const HttpCall& call, milliseconds timeout,
+                                   const std::atomic<bool>* stop) {
   Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
   HttpAnswer answer;
   for (unsigned tries = 0;; ++tries) {
@@ -78,38 +78,38 @@ HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
       return answer;
     }
     answer = http_(call, std::min(timeout, until_->remaining()), stop);
-    said_ = said_ || answer.status.code() != StatusCode::kIncomplete;
+    sent_ = sent_ || answer.status.code() != StatusCode::kIncomplete;
     const bool again = answer.status.ok() ? answer.number >= 500 : answer.again;
     if (!again || tries >= options_.retries || !backoff.sleep(*until_)) return answer;
   }
 }
 
-EngineIdentity ToldTransport::identity(std::uint64_t version) const {
+EngineIdentity NotifiedTransport::identity(std::uint64_t version) const {
   const PublishedVersion& published = versions_->at(version);
   return {published.run, static_cast<std::int64_t>(version), published.digest};
 }
 
 // --- what it holds -----------------------------------------------------------------------------
 
-Result<std::optional<std::string>> ToldTransport::ask_label(bool must) {
+Result<std::optional<std::string>> NotifiedTransport::ask_label(bool must) {
   const EngineReply info = link_.call("/model_info", nullptr, link_.timeout(), must);
   kept_ = info.kept;
   const Status known = known_call(info.status);
   if (known.code() == StatusCode::kUnsupported) return std::optional<std::string>();
   DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
-  std::string label = json_text(said, "weight_version");
-  model_ = json_text(said, "model_path");
-  if (!own_model_ && label == label_) own_model_ = model_;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json reply, parse_json(info.body, "/model_info"));
+  std::string label = json_text(reply, "weight_version");
+  model_ = json_text(reply, "model_path");
+  if (!known_model_ && label == label_) known_model_ = model_;
   return label.empty() ? std::optional<std::string>() : std::optional(std::move(label));
 }
 
 // Compares the label with the one that this transport set. A label with another number may stem
 // from an earlier run, so the weights are unknown. Every run has a version of each number, so the
 // label counts as ours only while the server also reports the directory of our load. A server
-// without a label set by anybody started with the base; a load that failed before this transport
-// existed may have torn it.
-Status ToldTransport::look(bool must) {
+// that still has its first label started with the base, but a load that failed before this
+// transport existed may have left parts of a version in it.
+Status NotifiedTransport::look(bool must) {
   const bool deltas = engine_.action == EngineAction::kUpdateFlush;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));
   if (!label) {  // it may have been restarted: trust our last load, but not as a base for deltas
@@ -117,9 +117,9 @@ Status ToldTransport::look(bool must) {
     if (deltas) base_.reset();
     return {};
   }
-  if (*label == label_ && own_model_ == model_ && (holds_ || base_)) return {};
-  own_model_ = model_;
-  if (posted_ && told_apart_ && *label == std::to_string(*posted_) &&
+  if (*label == label_ && known_model_ == model_ && (holds_ || base_)) return {};
+  known_model_ = model_;
+  if (posted_ && label_differed_ && *label == std::to_string(*posted_) &&
       (model_ == posted_model_ || model_ == model_before_) && versions_->contains(*posted_)) {
     holds_ = identity(*posted_);  // the post succeeded, but its answer was lost
     base_ = posted_;
@@ -138,7 +138,7 @@ Status ToldTransport::look(bool must) {
 // --- loading -----------------------------------------------------------------------------------
 
 // Runs before the pause.
-Status ToldTransport::stage() {
+Status NotifiedTransport::stage() {
   staged_.reset();
   if (newest_ > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
     return error(StatusCode::kInvalidArgument, "version ", newest_, " is too large");
@@ -165,7 +165,7 @@ Status ToldTransport::stage() {
   return {};
 }
 
-Status ToldTransport::write() {
+Status NotifiedTransport::write() {
   if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
   staged_.reset();
   if (engine_.action != EngineAction::kUpdateFlush) {
@@ -180,7 +180,7 @@ Status ToldTransport::write() {
 }
 
 // Posts each version from the engine's to the newest one, in order.
-Status ToldTransport::post_missed() {
+Status NotifiedTransport::post_missed() {
   DRIFTLESS_RETURN_IF_ERROR(look(true));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> numbers, missed());
   if (label_ == kFreshLabel) DRIFTLESS_RETURN_IF_ERROR(take_fresh_label());
@@ -203,15 +203,16 @@ Status ToldTransport::post_missed() {
     holds_ = torn(identity(number));
     base_.reset();
     label_.clear();  // it may have been restarted: the next look reads its label
-    return error(StatusCode::kMismatch, link_.url(), ": says that it serves version ",
+    return error(StatusCode::kMismatch, link_.url(), ": reports that it serves version ",
                  shown(*found), ", expected ", label);
   }
   return {};
 }
 
-// A first load that fails midway leaves parts of it under the label of the base, and the next run
-// would post its deltas onto them. So a server that holds the base first gets another label.
-Status ToldTransport::take_fresh_label() {
+// Before the first load, replaces the label of a server that holds the base. Otherwise, if that
+// load failed midway, the server would hold parts of two versions under the label of the base, and
+// the next run would post its deltas to it.
+Status NotifiedTransport::take_fresh_label() {
   const Status named = known_call(post(kName, name_body(kUnprovenLabel), kept_));
   if (named.code() == StatusCode::kUnsupported) return {};
   DRIFTLESS_RETURN_IF_ERROR(named);
@@ -221,12 +222,11 @@ Status ToldTransport::take_fresh_label() {
 
 // The versions to post, in order: the deltas that follow the engine's version, or a full version
 // and the deltas that follow it.
-Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
+Result<std::vector<std::uint64_t>> NotifiedTransport::missed() const {
   if (label_.empty() && !versions_->at(newest_).full) {
     return error(StatusCode::kUnsupported, link_.url(),
-                 ": tells no weight_version (GET /model_info), so that nobody knows whether it was "
-                 "started anew: deltas are not posted to it; publish full versions, or tell it by "
-                 "action: pull_weights");
+                 ": reports no weight_version (GET /model_info), so a restart would go unnoticed: "
+                 "deltas are not posted to it; publish full versions, or set action: pull_weights");
   }
   std::vector<std::uint64_t> numbers;
   for (std::uint64_t number = newest_; !base_ || number != *base_;) {
@@ -246,25 +246,25 @@ Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
 
 // A paused engine's cache is flushed by a separate call: SGLang reports a load as failed if it
 // could not flush, although the weights were loaded.
-Json ToldTransport::load_body(const std::string& dir, std::uint64_t version) const {
+Json NotifiedTransport::load_body(const std::string& dir, std::uint64_t version) const {
   Json body = {{"model_path", dir}, {"weight_version", std::to_string(version)}};
   if (pauses_) body["flush_cache"] = false;
   return body;
 }
 
-Status ToldTransport::load(std::uint64_t version, std::string_view path, const Json& body,
-                           bool same_server) {
+Status NotifiedTransport::load(std::uint64_t version, std::string_view path, const Json& body,
+                               bool same_server) {
   const std::string label = std::to_string(version);
   const std::optional<EngineIdentity> before = holds_;
   posted_ = version;
   posted_model_ = json_text(body, "model_path");
   model_before_ = model_;
-  told_apart_ = label_ != label;
+  label_differed_ = label_ != label;
   holds_ = torn(identity(version));
-  said_ = false;
+  sent_ = false;
   Status loaded = post(path, body, same_server);
   // Nothing was sent, or only a label: the weights are not torn.
-  if (!said_ || path != kLoad) holds_ = before;
+  if (!sent_ || path != kLoad) holds_ = before;
   // SGLang answers when its first rank has loaded, and the files may be removed once this returns:
   // wait for all ranks.
   if (loaded.ok() && path == kLoad) loaded = sglang_meet(link_);
@@ -272,11 +272,11 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   holds_ = identity(version);
   base_ = version;
   label_ = label;
-  if (path == kLoad) own_model_.reset();  // the next look reads it
+  if (path == kLoad) known_model_.reset();  // the next look reads it
   return {};
 }
 
-Status ToldTransport::post(std::string_view path, const Json& body, bool same_server) const {
+Status NotifiedTransport::post(std::string_view path, const Json& body, bool same_server) const {
   const EngineReply reply = link_.call(path, &body, link_.timeout(), true, same_server);
   DRIFTLESS_RETURN_IF_ERROR(reply.status);
   DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, parse_json(reply.body, path));
@@ -293,7 +293,7 @@ Status ToldTransport::post(std::string_view path, const Json& body, bool same_se
 // --- the rest ----------------------------------------------------------------------------------
 
 // The engine refuses to flush until the requests in flight have ended.
-Status ToldTransport::flush_paused(const EngineCall& call) {
+Status NotifiedTransport::flush_paused(const EngineCall& call) {
   if (!flush_) flush_ = work_.sooner(options_.timeout);
   Backoff backoff(kFirstFlushWait, kLongestFlushWait);
   for (;;) {
@@ -304,7 +304,7 @@ Status ToldTransport::flush_paused(const EngineCall& call) {
 }
 
 // An engine without these calls is not paused, and its cache is not cleared.
-EngineAnswer ToldTransport::server_call(const EngineCall& call) {
+EngineAnswer NotifiedTransport::server_call(const EngineCall& call) {
   switch (call.op) {
     case EngineOp::kPause:
     case EngineOp::kClearCache:

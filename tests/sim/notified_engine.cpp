@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/told_engine.h"
+#include "sim/notified_engine.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,9 +15,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::string_view kUrl = "http://told";
-constexpr double kTears = 0.1;  // so many loads
+constexpr double kTears = 0.1;  // this fraction of the loads
 
-// The values of a flush file, over those that are there.
+// Writes the values of a flush file over the present ones.
 Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& layout,
                  std::uint64_t version, Weights& weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
@@ -41,7 +41,7 @@ Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& la
   return {};
 }
 
-// Every tensor, whole.
+// Replaces every tensor completely.
 Status replace_all(FileSystem& fs, const std::string& path, Weights& weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(fs, path));
   for (const SafetensorsEntry& entry : file.header().tensors) {
@@ -51,7 +51,7 @@ Status replace_all(FileSystem& fs, const std::string& path, Weights& weights) {
   return {};
 }
 
-// The compressed deltas of an hf_delta version.
+// Applies the compressed deltas of an hf_delta version.
 Status patch_all(FileSystem& fs, const VersionDirectory& version, Weights& weights) {
   const WeightLayout layout = layout_of(weights);
   for (const std::string& name : version.payload_files) {
@@ -72,12 +72,12 @@ Status patch_all(FileSystem& fs, const VersionDirectory& version, Weights& weigh
 
 }  // namespace
 
-void ToldEngine::start_server(const Weights& base) {
+void NotifiedEngine::start_server(const Weights& base) {
   checkpoint_ = {base, 0, {}};
   restart_server(base);
 }
 
-void ToldEngine::restart_server(const Weights& base) {
+void NotifiedEngine::restart_server(const Weights& base) {
   if (server_ != nullptr) world_.simulation.kill(*server_);
   const Weights& served = pulls() ? checkpoint_.weights : base;
   life_ = std::make_shared<Server>();
@@ -89,7 +89,7 @@ void ToldEngine::restart_server(const Weights& base) {
   });
 }
 
-std::unique_ptr<EngineNotifier> ToldEngine::notifier(const Hash128& run) {
+std::unique_ptr<EngineNotifier> NotifiedEngine::notifier(const Hash128& run) {
   NotifyOptions options;
   EngineEndpoint& engine = options.engines.emplace_back();
   engine.url = kUrl;
@@ -105,7 +105,7 @@ std::unique_ptr<EngineNotifier> ToldEngine::notifier(const Hash128& run) {
   return std::move(*made);
 }
 
-HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout, const Hash128& run) {
+HttpAnswer NotifiedEngine::http(const HttpCall& call, milliseconds timeout, const Hash128& run) {
   const std::string path = call.url.substr(kUrl.size());
   const std::shared_ptr<Server> life = life_;
   const std::shared_ptr<Process> server = server_;
@@ -122,8 +122,8 @@ HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout, const Ha
   return {{}, 200, *text, false, true};
 }
 
-Result<std::string> ToldEngine::answer(Server& life, Process& process, const std::string& path,
-                                       const std::string& body, const Hash128& run) {
+Result<std::string> NotifiedEngine::answer(Server& life, Process& process, const std::string& path,
+                                           const std::string& body, const Hash128& run) {
   if (path == "/model_info") return nlohmann::json{{"weight_version", life.label}}.dump();
   for (const char* const other : {"/pause_generation", "/flush_cache", "/continue_generation"}) {
     if (path != other) continue;
@@ -131,36 +131,36 @@ Result<std::string> ToldEngine::answer(Server& life, Process& process, const std
     return std::string("{}");
   }
   if (path.ends_with("_weight_update")) return std::string(R"({"success":true})");  // one rank
-  const auto told = nlohmann::json::parse(body);
+  const auto request = nlohmann::json::parse(body);
   Status done;
   if (path == "/update_weight_version") {
     life.run = run;
-    life.label = told.at("new_version");
+    life.label = request.at("new_version");
   } else if (path == "/pull_weights") {
     SimFileSystem fs(world_.simulation, world_.disk, process);
-    done = pull(fs, told.at("target_version"));
+    done = pull(fs, request.at("target_version"));
   } else if (pulls()) {
-    done = take(life, checkpoint_.weights, told.at("weight_version"), checkpoint_.run);
+    done = take(life, checkpoint_.weights, request.at("weight_version"), checkpoint_.run);
   } else {
     SimFileSystem fs(world_.simulation, world_.disk, process);
-    done = load(life, fs, told);
+    done = load(life, fs, request);
   }
   world_.simulation.trace(concat("told-server ", path, " ", body, ": ", done.to_string()));
   return nlohmann::json{{"success", done.ok()}, {"message", done.to_string()}}.dump();
 }
 
-// All of it or, if a file cannot be read, nothing. What a stranger damaged it does not take.
-Status ToldEngine::load(Server& life, FileSystem& fs, const nlohmann::json& told) {
-  const std::string dir = told.at("model_path");
-  const std::string label = told.at("weight_version");
+// Loads all of a directory, or nothing if a file cannot be read or was damaged.
+Status NotifiedEngine::load(Server& life, FileSystem& fs, const nlohmann::json& request) {
+  const std::string dir = request.at("model_path");
+  const std::string label = request.at("weight_version");
   const std::uint64_t version = std::stoull(label);
   DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory found, open_version(fs, kRoad, version));
   DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(fs, found, 1));
   Weights weights = life.memory;
   const WeightLayout layout = layout_of(weights);
-  const bool delta = told.contains("load_format");
+  const bool delta = request.contains("load_format");
   if (delta) {
-    for (const std::string name : told.at("files")) {
+    for (const std::string name : request.at("files")) {
       DRIFTLESS_RETURN_IF_ERROR(overwrite(fs, concat(dir, "/", name), layout, version, weights));
     }
   } else {
@@ -172,10 +172,10 @@ Status ToldEngine::load(Server& life, FileSystem& fs, const nlohmann::json& told
   return take(life, std::move(weights), label, found.manifest ? found.manifest->id.run : life.run);
 }
 
-// One that was started anew since it was paused serves whatever is loaded: no load of it fails. One
-// that is loaded twice, because the first answer was late, has it all the same.
-Status ToldEngine::take(Server& life, Weights weights, const std::string& label,
-                        const Hash128& run) {
+// A server that was restarted after the pause serves whatever is loaded, so no load of it may fail.
+// A server that loads twice, because its first reply was late, has the version all the same.
+Status NotifiedEngine::take(Server& life, Weights weights, const std::string& label,
+                            const Hash128& run) {
   const bool fails = life.paused && !world_.calm && world_.random.chance(kTears);
   if (fails) {
     life.torn = life.torn || !same(life.memory, weights);
@@ -189,8 +189,8 @@ Status ToldEngine::take(Server& life, Weights weights, const std::string& label,
   return {};
 }
 
-// All that lies between, or nothing: each version is written behind a journal.
-Status ToldEngine::pull(FileSystem& fs, std::uint64_t target) {
+// Applies all versions up to the target, or none: each is written through a journal.
+Status NotifiedEngine::pull(FileSystem& fs, std::uint64_t target) {
   std::vector<VersionDirectory> missed;
   for (std::uint64_t number = target; number > checkpoint_.version;) {
     DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, open_version(fs, kRoad, number));
@@ -219,7 +219,7 @@ Status ToldEngine::pull(FileSystem& fs, std::uint64_t target) {
   return {};
 }
 
-std::string ToldEngine::check() const {
+std::string NotifiedEngine::check() const {
   if (!alive()) return {};
   if (life_->torn) return life_->paused ? "" : "told serves parts of two versions";
   if (life_->label == "default") {
@@ -237,7 +237,7 @@ std::string ToldEngine::check() const {
   return concat("told is labelled version ", life_->label, " and holds other weights");
 }
 
-bool ToldEngine::serves(const VersionId& id) const {
+bool NotifiedEngine::serves(const VersionId& id) const {
   return alive() && !life_->paused && !life_->torn && life_->label == std::to_string(id.version) &&
          life_->run == id.run && check().empty();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/receive/announced_needs.h"
+#include "plugin/receive/target_needs.h"
 #include "core/host_name.h"
 
 #include <unistd.h>
@@ -82,7 +82,7 @@ bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
 void announce_checkpoint(const WeightTarget& target, ReceiverNeeds& needs) {
   const std::string directory = target.checkpoint_dir();
   if (directory.empty()) return;
-  needs.checkpoint = announced_directory(directory);
+  needs.checkpoint = reported_directory(directory);
   needs.host = host_name();
 }
 

@@ -8,12 +8,13 @@
 
 namespace driftless {
 
-// `needs`: the target's; null: everything. For a tensor that is needed in part: the slice, along
-// the dimension that makes it smallest. O(tensors * log of their dimensions).
+// For each tensor of which only a part is needed: the slice that contains the part, along the
+// dimension where that slice is smallest. `needs`: the target's; null: everything is needed.
+// O(tensors * log of their dimensions).
 [[nodiscard]] std::vector<TensorNeed> tensor_needs(const WeightLayout& layout,
                                                    const TargetNeeds* needs);
 
-// Whether the target holds the old values of everything it needs, which `compact` requires: of a
+// Whether the target holds the old values of everything it needs, as `compact` requires: of a
 // tensor that is needed in part, exactly the slice. `needs` is the result of tensor_needs().
 [[nodiscard]] bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
                                     std::span<const TensorNeed> needs);

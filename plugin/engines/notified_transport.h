@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ToldTransport: drives an engine that reads published files itself and is notified of each version
-// by SGLang's calls (engine_notifier.h). The engine's label identifies what it holds, if this
-// transport set the label. Internal to engines/.
+// NotifiedTransport: drives an engine that reads published files itself and is notified of each
+// version by SGLang's calls (engine_notifier.h). The engine's label identifies what it holds, if
+// this transport set the label. Internal to engines/.
 #pragma once
 
 #include <map>
@@ -11,17 +11,17 @@
 
 namespace driftless {
 
-class ToldTransport final : public OneRankTransport {
+class NotifiedTransport final : public OneRankTransport {
  public:
   // `engine` has an action. `options` outlive the transport.
-  ToldTransport(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http);
-  ToldTransport(const ToldTransport&) = delete;
-  ToldTransport& operator=(const ToldTransport&) = delete;
+  NotifiedTransport(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http);
+  NotifiedTransport(const NotifiedTransport&) = delete;
+  NotifiedTransport& operator=(const NotifiedTransport&) = delete;
 
   // The next request is about `newest`, one of `versions`; both outlive it. All calls end by the
   // deadline; all but the one that resumes the engine end somewhat earlier.
   void prepare(const PublishedVersions& versions, std::uint64_t newest, const Deadline& deadline);
-  // Waits that may be cut short end with the time for the work.
+  // Waits are cut short once the time for the work (work_) is over.
   [[nodiscard]] bool stopping() const override { return work_.expired(); }
   // Whether kPause really pauses the engine: it may not have the call, or the user may not want it.
   [[nodiscard]] bool pauses() const { return pauses_; }
@@ -58,17 +58,17 @@ class ToldTransport final : public OneRankTransport {
   std::optional<Deadline> flush_;   // for the cache of a paused engine
   bool pauses_ = true;
   bool resumes_ = false;                    // the driver asked to resume the engine
-  bool said_ = false;                       // a request was sent since this was set to false
+  bool sent_ = false;                       // a request was sent since this was set to false
   std::string label_;                       // the engine's last reported label
   std::string model_;                       // the model_path beside it; empty: not reported
-  std::optional<std::string> own_model_;    // model_path after this transport's last load or look
+  std::optional<std::string> known_model_;  // model_path after this transport's last load or look
   std::optional<std::string> fresh_model_;  // model_path when the label was first the base's
-  // The engine holds this version, or is torn by a delta of it that is posted again; so a delta of
-  // it can be posted. None: unknown.
+  // The version on which posted deltas may build: the engine holds it, or a failed post of such a
+  // delta left the engine torn, and the delta is posted again. None: unknown.
   std::optional<std::uint64_t> base_;
   std::optional<std::uint64_t> posted_;      // the last version posted, whatever the result
-  std::string posted_model_, model_before_;  // the directory in that post; model_ before it
-  bool told_apart_ = false;                  // its label was a different one before that post
+  std::string posted_model_, model_before_;  // its directory; model_ before that post
+  bool label_differed_ = false;              // that post changed the engine's label
   bool kept_ = false;  // the connection on which it reported its label is still open
 };
 

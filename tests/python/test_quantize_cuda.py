@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers in bfloat16 on a GPU whose rollouts have FP8 blocks, as Megatron's ranks use
+driftless.Publisher. Each version equals the output of an independent converter, bit for bit.
+
+Tests that need a GPU are skipped without one; tests/gpu/parts/python.sh runs them.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import binding
+
+if "DRIFTLESS_PYTHON_PACKAGE" in os.environ:
+    binding.PACKAGE = Path(os.environ["DRIFTLESS_PYTHON_PACKAGE"])
+import test_quantize_trainers  # noqa: E402
+from test_cuda_tensors import torch  # noqa: E402, F401
+from test_quantize_run import make_base, make_run  # noqa: E402
+
+driftless = binding.driftless()
+STEPS = 3
+
+
+def on_gpu(torch, array):
+    kind = {2: torch.bfloat16, 4: torch.float32}[array.itemsize]
+    return torch.from_numpy(array.copy().view(f"<i{array.itemsize}")).cuda().view(kind)
+
+
+def source_of(torch, kind, tensors):
+    made = kind(driftless, test_quantize_trainers.arrays(tensors))
+    made.arrays = [on_gpu(torch, array) for array in made.arrays]
+    return made
+
+
+def opened(work, base, live, source, snapshot, **more):
+    config = binding.config(driftless, work / "road", "road.layout=frames")
+    job = driftless.Job(config, "trainer", launched=False)
+    made = driftless.Publisher(job, source, checkpoint=base, snapshot=snapshot, live=live, **more)
+    return job, made
+
+
+@pytest.mark.parametrize("snapshot", ["pinned", "device"])
+def test_tensors_of_their_own_are_quantized_where_they_lie(torch, work, rng, snapshot):
+    """As source ranks gather them: other addresses in each version, gone after their batch."""
+    history = make_run(work, rng, STEPS)
+    base = make_base(work)
+    first = source_of(torch, binding.Source, history[0])
+    job, publisher = opened(work, base, None, first, snapshot)
+    for step in range(1, STEPS + 1):
+        report = publisher.publish(source_of(torch, binding.Source, history[step]))
+        assert report.version == step
+        assert report.changed_units > 0
+    publisher.declare_end()
+    job.close()
+    test_quantize_trainers.check(work, base, history, range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("kind", [binding.Source, test_quantize_trainers.Halves])
+@pytest.mark.parametrize("wait", [True, False])
+def test_captured_changes_are_coded(torch, work, rng, kind, wait):
+    """Without a snapshot: of whole matrices, and of parts that divide blocks."""
+    history = make_run(work, rng, STEPS)
+    base = make_base(work)
+    live = source_of(torch, kind, history[0])
+    whole = kind(driftless, test_quantize_trainers.arrays(history[0]))
+    job, publisher = opened(work, base, live, whole, "none")
+    for step in range(1, STEPS + 1):
+        now = source_of(torch, kind, history[step])
+        publisher.capture(list(enumerate(now.arrays)))
+        for tensor, new in zip(live.arrays, now.arrays, strict=True):
+            tensor.copy_(new)
+        report = publisher.publish(live, wait=wait) or publisher.wait()
+        assert report.version == step
+        assert report.live.captured_bytes > 0
+        assert not any("without capture" in note for note in report.notes), report.notes
+    publisher.declare_end()
+    job.close()
+    test_quantize_trainers.check(work, base, history, range(1, STEPS + 1))
+
+
+def test_fp32_values_are_captured_as_the_bfloat16_that_they_become(torch, work, rng):
+    """As an optimizer keeps them, in the order of its flat buffer."""
+    history = make_run(work, rng, 2)
+    base = make_base(work)
+    live = source_of(torch, test_quantize_trainers.Halves, history[0])
+    whole = test_quantize_trainers.Halves(driftless, test_quantize_trainers.arrays(history[0]))
+    job, publisher = opened(work, base, live, whole, "none")
+    now = source_of(torch, test_quantize_trainers.Halves, history[1])
+    publisher.capture([(n, tensor.float().view(-1)) for n, tensor in enumerate(now.arrays)])
+    for tensor, new in zip(live.arrays, now.arrays, strict=True):
+        tensor.copy_(new.float())
+    publisher.publish(live)
+    publisher.declare_end()
+    job.close()
+    test_quantize_trainers.check(work, base, history, [1])
+
+
+def test_groups_in_int4_are_refused_by_name(torch, work, rng):
+    tensors = {"a.weight": ("BF16", np.zeros((8, 64), "<u2"))}
+    source = binding.Source(driftless, tensors)
+    from support import Tensor, ok, write_checkpoint
+
+    bf16 = write_checkpoint(work / "bf16", {"a.weight": Tensor("BF16", (8, 64), bytes(1024))})
+    (bf16 / "config.json").write_text("{}")
+    ok("quantize", bf16, work / "int4", "--scheme", "int4_group")
+    source.arrays = [on_gpu(torch, array) for array in source.arrays]
+    for snapshot in ("pinned", "none"):
+        with pytest.raises(driftless.errors.UnsupportedError, match="INT4.*snapshot: host"):
+            opened(work, work / "int4", source if snapshot == "none" else None, source, snapshot)
