@@ -157,7 +157,7 @@ class WebStore final : public ObjectStore {
                            ": a trainer with road.object_store.presign renews it with its next "
                            "version, "
                            "and `driftless presign` renews it at once")
-                   : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link of it");
+                   : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link to it");
       }
       if (link) {
         request.url = *link;
