@@ -134,7 +134,7 @@ class Followers {
   void set_lags(std::uint64_t newest) const {
     for (const auto& [name, follower] : followers_) follower.set(newest);
   }
-  // Removes followers that have had no record since the update `turn`.
+  // Removes those that have had no record since the update `turn`.
   void keep_since(std::uint64_t turn) {
     for (auto each = followers_.begin(); each != followers_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);
