@@ -35,7 +35,7 @@ class Tickets {
     const auto at = held_.find(number_of(ticket));
     if (at != held_.end()) return at->second;
     return error(StatusCode::kInvalidArgument, name,
-                 " is not open: it was closed, or is no handle");
+                 " is not open: it was closed, or never was one");
   }
   void take_back(const Handle* ticket) {
     const std::scoped_lock lock(mutex_);

@@ -234,8 +234,8 @@ class DeltaReader {
         const bool gap = gaps_ && !patch.whole && read < tensor.units();
         const std::uint64_t position = gap ? next + read : read;
         if (position < next || position >= tensor.units()) {
-          return error(StatusCode::kCorrupt, "position ", i, " is ", position, ", not from ", next,
-                       " to below ", tensor.units());
+          return error(StatusCode::kCorrupt, "position ", i, " is ", position, ", expected ", next,
+                       " or more, below ", tensor.units());
         }
         if (offsets.empty()) origin = position;
         if (position - origin >= 0xffffffffU) break;

@@ -12,7 +12,7 @@ namespace driftless {
 namespace {
 
 constexpr unsigned kMostWriters = 16;
-constexpr std::uint64_t kFlushShare = 16;  // its share of the bytes of the files before it
+constexpr std::uint64_t kFlushShare = 16;  // a flush file has at most 1/16 of the bytes before it
 constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // smaller ones have one writer
 
 // Whether the road takes several parts of this payload at a time.

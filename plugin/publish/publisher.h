@@ -43,7 +43,7 @@ struct PublisherOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, if the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()
-  bool background = true;  // encode and write on another thread; false if the road requires one
+  bool background = true;  // a second thread encodes and writes; false if the road allows only one
   // A version is sent in full if a larger share of the units changed.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base

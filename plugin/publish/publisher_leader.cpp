@@ -167,7 +167,7 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
     const auto& [kept, name] = *copied_names_.begin();
     message.notes.push_back(concat(copied_names_.size(), " tensors or blocks, '", name,
                                    "' among them, are held by several publisher ranks: the lowest ",
-                                   "rank publishes each; this one: rank ", kept.first));
+                                   "rank publishes each; for this one it is rank ", kept.first));
   }
   message.status = check_left(ranks, all);
   if (!message.status.ok()) return message;

@@ -140,7 +140,7 @@ Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status read
   if (options_.mode == UpdateMode::kFull) {
     fits = road_.check_version_size(full_version_bytes(*store_));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // perhaps versions fit it
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // it may take larger versions
   if (over) fits = {};
   DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
