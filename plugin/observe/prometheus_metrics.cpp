@@ -341,7 +341,7 @@ class Metrics final : public PrometheusMetrics {
                                 "Versions that this process published, took or handed over")
                            .Add({});
   Family<Gauge>& density_ =
-      gauges(registry_, "driftless_density", "Changed weights of all, 0 to 1, in the last version");
+      gauges(registry_, "driftless_density", "Fraction of weights that the last version changed");
   Family<Gauge>& fallback_ =
       gauges(registry_, "driftless_fallback",
              "1: versions go by this road in place of the configured one, which failed");

@@ -18,8 +18,8 @@ namespace {
 // Begins the publication on all ranks but the leader, which has begun it already. No rank writes
 // before all have begun: otherwise a road whose flush() synchronizes the ranks would wait for a
 // rank that could not begin, and a leader that aborts at once would remove what other ranks are
-// still reading. Not ok: this rank has dropped the publication. `all_know`: whether all ranks know
-// of the failure, and drop it, too.
+// still reading. Not ok: this rank has dropped the publication. `all_know`: whether all ranks
+// received the failure, and drop the publication, too.
 Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
                       const Deadline& deadline, bool& all_know) {
   if (group.size() == 1) return {};
@@ -301,7 +301,7 @@ Status Publisher::agree_on_blocks(const Deadline& deadline) {
   MaximaMessage mine;
   if (quantized_) mine = quantized_->maxima_to_send();
   mine.status = measured_;
-  if (quantized_) quantized_->forget();  // stays so after a failure
+  if (quantized_) quantized_->forget();  // until take_maxima() succeeds
   const Result<std::vector<MaximaMessage>> ranks = collect(group_, mine, deadline);
   MaximaMessage merged;
   if (leader_) merged = leader_->agree(ranks);

@@ -83,7 +83,7 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
   return bytes;
 }
 
-// kUnsupported for what needs a snapshot.
+// kUnsupported, with a way out, if something here needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                             const QuantizedWeights* quantized, const AssemblyMessage& agreed) {
   const char* const instead = ": set snapshot: host";
@@ -105,7 +105,7 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
   }
   if (agreed.copied.empty()) return {};
   return error(StatusCode::kUnsupported, agreed.notes.front(),
-               "; without a snapshot what is quantized has one owner: leave it to others on all "
+               "; without a snapshot a quantized tensor has one owner: leave it to others on all "
                "ranks but one, or set snapshot: host");
 }
 
@@ -140,7 +140,7 @@ Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status read
   if (options_.mode == UpdateMode::kFull) {
     fits = road_.check_version_size(full_version_bytes(*store_));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // to a road that versions fit
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // it may take larger versions
   if (over) fits = {};
   DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
@@ -168,8 +168,8 @@ Status Publisher::open_quantized(const WeightSource& trainer_weights) {
   if (!quantized_) quantized_base_.reset();
   if (!quantized_ || quantized_->as().int4_group == 0 || options_.device == nullptr) return {};
   return error(StatusCode::kUnsupported,
-               "the base has groups in INT4, which are made in host memory, and this snapshot lies "
-               "for a GPU: set snapshot: host");
+               "the base has groups in INT4, which are made in host memory, and a GPU uses this "
+               "snapshot: set snapshot: host");
 }
 
 // Collective, without a snapshot of codes and scales: finds how the weights differ from the base.
@@ -377,8 +377,8 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
     mine.status =
         catch_up(*store_, run_, history_, group_.rank(), threads_, start.version, deadline);
   }
-  // Without a snapshot, this rank has the weights of the version on the road only if its present
-  // weights are these.
+  // Without a snapshot the road's version is not read: compare its digest with that of the present
+  // weights.
   if (mine.status.ok() && (live_ != nullptr || start.version > 0)) {
     Result<std::vector<Digest>> held = store_->digests();
     mine.status = held.status();

@@ -100,7 +100,7 @@ Status add_diff(const WeightStore& of, std::uint32_t number, const std::byte* be
       [](const DiffPiece&) { return Status(); });
 }
 
-// Notes of tensors, of which the first ones are named.
+// Adds notes: the first kMostNamed name a tensor, the last one counts the others.
 class NamedTensors {
  public:
   explicit NamedTensors(std::vector<std::string>& notes) : notes_(notes) {}
@@ -433,7 +433,7 @@ bool QuantizedStore::is_whole(std::size_t matrix) const {
   return whole_.contains(owned(codes_of(weights_.matrices()[matrix])).tensor());
 }
 
-// Chooses tensors to be sent whole: those whose changes LiveStore does not know, and those in which
+// Chooses tensors to be sent whole: those whose changes LiveStore did not keep, and those in which
 // many scales changed.
 void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
   ScaleJumps jumps(options_.whole_above);
@@ -607,8 +607,8 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
   if (!differing.empty() && live_.in_background()) {
     live_.doubt(true);
     return error(StatusCode::kMismatch, "tensor '", layout()[*differing.begin()].name,
-                 "' is not what the captured changes make of it: it was written without capture(); "
-                 "the next publish() sends what it is then");
+                 "' differs from the captured changes: it was written without capture(); "
+                 "the next publish() sends its values at that time");
   }
   NamedTensors named(notes);
   for (const std::uint32_t tensor : differing) {
@@ -785,7 +785,7 @@ Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
 
 void QuantizedStore::commit() {
   live_.commit();
-  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // its findings are published
+  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // the sweep's findings are published
   trainer_digests_ = trainer_digests_now_;
   from_base_.clear();
   sent_.clear();
