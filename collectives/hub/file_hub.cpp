@@ -265,8 +265,8 @@ Result<std::unique_ptr<Hub>> make_file_hub(const std::string& directory) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   for (const std::string& name : names) {
-    // Sessions of leaders that died, or whose links are about to remove them. A directory that
-    // cannot be removed does no harm.
+    // Removes the sessions of earlier leaders. Links of the last one may be removing its session,
+    // too. A directory that cannot be removed does no harm.
     if (hash128_from_hex(name).ok()) {
       const Status removed = remove_tree(fs, join_path(directory, name));
     }

@@ -54,15 +54,15 @@ struct HubEvent {
 class Hub {
  public:
   virtual ~Hub() = default;
-  // Waits for an event, and returns the events since the last call, in order. One thread.
+  // Returns the events since the last call, in order. May wait until the deadline. One thread.
   [[nodiscard]] virtual std::vector<HubEvent> poll(const Deadline& deadline) = 0;
   // Sends without waiting: queues a message that cannot be sent now, and ignores a peer that is
   // gone. Thread-safe, like drop().
   virtual void send(std::uint64_t peer, std::string_view message) = 0;
   // Ends the link to a peer; poll() returns the event.
   virtual void drop(std::uint64_t peer) = 0;
-  // Like drop(), but over TCP waits until the peer's system has received all messages, or about a
-  // second.
+  // Like drop(), but over TCP the link ends only once the peer's system has received all messages,
+  // or after about a second. Does not wait.
   virtual void finish(std::uint64_t peer) { drop(peer); }
 };
 
@@ -88,9 +88,9 @@ using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& de
 // with the chosen port if options.address has port 0.
 //
 // Limits: 64 to 512 connections that have not yet proved the token (an eighth of the process's
-// limit for descriptors); for a new one the hub drops the oldest of them. 4,096 connections that
-// have proved it. 1 GiB of messages that peers have not read, and 1 GiB of incomplete incoming
-// messages; beyond that the hub drops the peer with the most bytes.
+// limit for descriptors); for a new one the hub drops the oldest, if it is older than 250 ms. 4,096
+// connections that have proved it. 1 GiB of messages that peers have not read, and 1 GiB of
+// incomplete incoming messages; beyond that the hub drops the peer with the most bytes.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_tcp_hub(const HubOptions& options,
                                                         std::string* bound = nullptr);
 [[nodiscard]] Result<Connector> make_tcp_connector(const HubOptions& options);

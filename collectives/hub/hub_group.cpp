@@ -250,7 +250,7 @@ class MemberMail final : public GroupMail {
     return !deadline.expired();
   }
 
-  // Tries until rank 0 has accepted this process and has received its last message.
+  // Tries until rank 0 has accepted this process, which then sends its last message again.
   [[nodiscard]] Status join(const Deadline& deadline) {
     Waiting waiting;
     const auto whom = [this] {

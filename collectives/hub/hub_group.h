@@ -2,9 +2,9 @@
 // The group of publisher ranks over the hub, for trainers that a launcher started without MPI.
 //
 // Rank 0 serves the group, the others join. Once a process has joined, it remains the only one of
-// its rank. If its link is lost, it connects again and sends unfinished messages again. Rank 0
-// refuses a process of another attempt, and a second one of a rank, so ranks of two starts of a job
-// never exchange messages.
+// its rank. If its link is lost, it connects again and sends its last message again. Rank 0 refuses
+// a process of another attempt, and a second one of a rank, so ranks of two attempts never exchange
+// messages.
 #pragma once
 
 #include "collectives/group.h"
@@ -20,8 +20,8 @@ struct GroupPlace {
 };
 
 // Collective: rank 0 waits until all ranks have joined, each other rank until it has joined itself.
-// kDeadlineExceeded names the missing ranks, and why a process was refused. The group keeps the
-// port alive.
+// kDeadlineExceeded names the missing ranks, and why a process was refused. Rank 0's group
+// keeps the port alive.
 [[nodiscard]] Result<std::unique_ptr<Group>> make_hub_group(std::shared_ptr<Port> port,
                                                             const GroupPlace& place,
                                                             const Deadline& deadline);

@@ -45,7 +45,7 @@ Result<std::optional<Arrived>> take(MpiMailbox& mailbox, int from) {
   Arrived arrived{.from = letter->peer, .header = {}, .text = {}};
   if (letter->bytes.size() < sizeof(Header)) {
     return error(StatusCode::kCorrupt, "hub: rank ", arrived.from, " of the job sent ",
-                 letter->bytes.size(), " bytes");
+                 letter->bytes.size(), " bytes, too few for a message");
   }
   std::memcpy(&arrived.header, letter->bytes.data(), sizeof(Header));
   arrived.text = letter->bytes.substr(sizeof(Header));

@@ -13,7 +13,7 @@
 namespace driftless::hub {
 
 // `job` must outlive the hub, return its errors (MPI_ERRORS_RETURN), and have one hub at a time.
-// Messages that an earlier user of `job` left are ignored.
+// A link ignores messages of an earlier user of `job`; the hub treats them as those of a new link.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job);
 // `leader`: the rank of the hub in `job`.
 [[nodiscard]] Result<Connector> make_mpi_connector(MPI_Comm job, int leader);

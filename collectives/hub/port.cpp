@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kServeSlice{20};
 constexpr std::size_t kMostHeldBytes = 4 * kMaxMessageBytes;
-constexpr std::size_t kMostNameBytes = 64;  // for a service
+constexpr std::size_t kMostNameBytes = 64;  // of a service's name in an error
 constexpr std::string_view kServed = "served";
 
 }  // namespace

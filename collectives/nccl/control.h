@@ -31,7 +31,7 @@ struct Attempt {
 class Control {
  public:
   virtual ~Control() = default;
-  // On the leader only, like seal().
+  // On the leader only, like seal() and receivers().
   [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;

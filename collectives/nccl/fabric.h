@@ -17,9 +17,9 @@ struct Block {
   std::uint64_t size = 0;
 };
 
-// A communicator of one publisher rank (rank 0) and receivers. Nothing here waits: poll() returns
-// the progress. The destructor aborts unfinished work, so a missing peer costs nothing. One thread
-// at a time.
+// A communicator of one publisher rank (rank 0) and receivers. No call waits: poll() returns the
+// progress. The destructor aborts unfinished work, and may wait for a fraction of a second. One
+// thread at a time.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -118,8 +118,8 @@ Status LeaderControl::take_offer(Message offer) {
     return error(StatusCode::kInvalidArgument, "nccl: no rank ", offer.rank);
   }
   if (offer.generation != generation_) {
-    return error(StatusCode::kInternal, "nccl: rank ", offer.rank, " offers for group ",
-                 offer.generation, ", this is ", generation_);
+    return error(StatusCode::kInternal, "nccl: rank ", offer.rank, " offers for generation ",
+                 offer.generation, ", but the current one is ", generation_);
   }
   pending_->offers[offer.rank] = offer.parts;
   // Forwarded to the receivers.

@@ -15,7 +15,7 @@ enum class MessageKind : std::uint8_t {
   // session (of a rank: NcclOptions::start).
   kHello,
   kPing,       // a sign of life
-  kReport,     // request, name, version, text: proof
+  kReport,     // request, name, id.version, text: proof, needs
   kLeave,      // request
   kAck,        // attempt, rank, code, text, parts: as received
   kCommitted,  // attempt
@@ -31,7 +31,7 @@ enum class MessageKind : std::uint8_t {
   kProbe,    // the peer must answer with a kPing at once
   kReply,    // request, code, text, attempt, generation, count, name: a manifest's hash
   kReceive,  // attempt, rank, generation, meeting, index, count, wait_ms, parts
-  kDrop,     // attempt
+  kDrop,     // attempt; to publisher ranks also code, text
   kCommit,   // attempt, id, text: the manifest, ids: all publications held from now on
   kGoodbye,  // its last message: the leader closes and answers no more
   kLast = kGoodbye,

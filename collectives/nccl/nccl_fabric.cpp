@@ -125,7 +125,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  // poll() waits first for NCCL's work (connecting, launching), then for the GPU's.
+  // poll() first checks NCCL's work (connecting, launching), then the GPU's.
   enum class State : unsigned char { kConnecting, kIdle, kLaunching, kRunning };
   explicit NcclCommunicator(int device) : device_(device) {}
   [[nodiscard]] Status start(const ncclUniqueId& id, unsigned rank, unsigned size) {
@@ -333,7 +333,7 @@ class NcclFabric final : public Fabric {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view given, read_meeting(meeting, version));
     ncclUniqueId id;
     if (given.size() != sizeof(id.internal)) {
-      return error(StatusCode::kCorrupt, "nccl: a unique id of ", given.size(), " bytes");
+      return error(StatusCode::kCorrupt, "nccl: a unique id cannot have ", given.size(), " bytes");
     }
     std::memcpy(id.internal, given.data(), sizeof(id.internal));
     return NcclCommunicator::connect(pool_->device(), id, rank, size);

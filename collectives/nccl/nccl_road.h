@@ -8,10 +8,10 @@
 // (membership, names, sizes, hashes, acknowledgements, manifests) travel over a hub (hub/hub.h) in
 // the leading publisher rank.
 //
-// seal() is ok only when every receiver of the group has acknowledged the version. A peer that dies
-// or is late breaks the communicator: it is aborted, the version fails with a status within its
-// deadline, and the next version goes to the remaining receivers. A receiver that joins late, or
-// again, finds that versions are missing, and requests an anchor as on any other road.
+// seal() is ok only when every remaining receiver of the group has acknowledged the version. A peer
+// that dies or is late breaks the communicator: it is aborted, the version fails with a status
+// within its deadline, and the next version goes to the remaining receivers. A receiver that joins
+// late, or again, finds that versions are missing, and requests an anchor as on any other road.
 //
 // A road consists of a fabric (fabric.h) and a hub; tests have their own fabrics.
 #pragma once

@@ -8,8 +8,8 @@
 // each broadcast at once, and started broadcasts proceed in parallel, each on its own communicator.
 // So broadcasts cannot wait for each other in a cycle.
 //
-// The thread never waits for the fabric or a peer: it polls the work in progress. Work that exceeds
-// the deadline that came with it is aborted.
+// The thread never waits for a broadcast: it polls the work in progress. Work that exceeds the
+// deadline that came with it is aborted.
 #include <atomic>
 #include <condition_variable>
 #include <list>
@@ -246,8 +246,8 @@ class Receiver final : public ReceiveRoad {
     if (!bytes.ok() || Clock::now() - last_message_at_ > options_.silence) lost_ = true;
   }
 
-  // Often a send finds a link lost. The leader's earlier messages can still be read: answers, a
-  // commit, its goodbye.
+  // Often a send fails first on a lost link. The leader's earlier messages can still be read:
+  // answers, a commit, its goodbye.
   void read_last_messages() {
     for (;;) {
       const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
@@ -439,7 +439,7 @@ class Receiver final : public ReceiveRoad {
   std::list<Transfer> transfers_;
   std::map<unsigned, Member> communicators_;  // by publisher rank
   Clock::time_point last_message_at_, pinged_;
-  bool lost_ = false;  // the link, which is dropped at the end of a round
+  bool lost_ = false;  // the link was lost; run() drops it at the end of a round
 
   std::mutex mutex_;
   std::condition_variable changed_;

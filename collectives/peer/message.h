@@ -43,7 +43,7 @@ enum class Ask : std::uint8_t {
   kList,       // reply: ids
   kManifest,   // id; reply: text
   kEndpoints,  // id; reply: endpoints of all ranks, readers. kNotFound: not published (any more)
-  kSources,    // id, name, text (hash), bytes (size) of a part, and Exchange; reply: sources
+  kSources,    // id, name, text (hash), bytes (size) of a part, endpoint, Exchange; reply: sources
   kReport,     // id.version, name, text: proof, needs
   kLeave,      // name
   kEnd,        // reply: text, empty before the end of the run
@@ -126,7 +126,7 @@ inline constexpr std::uint64_t kMaxRanges = std::uint64_t{1} << 20;
 struct Answer {
   StatusCode code = StatusCode::kOk;
   std::string text = {};
-  std::uint64_t bytes = 0;  // number of bytes that follow
+  std::uint64_t bytes = 0;  // number of bytes that follow, except with kDescriptor
 
   friend bool operator==(const Answer&, const Answer&) = default;
 };

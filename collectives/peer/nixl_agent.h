@@ -19,8 +19,8 @@ namespace driftless::peer {
 enum class NixlRole : unsigned char { kReads, kServes };
 
 // The description that a reader must load before it reads memory of this agent. `additions` counts
-// registrations. `removals` counts registrations that ended; a reader that has loaded a lower
-// number drops the description, because NIXL does not load changes.
+// registrations. `removals` counts registrations that ended; once it has grown, a reader drops the
+// description that it has loaded, because NIXL loads only additions to it.
 struct NixlDescription {
   std::uint64_t removals = 0, additions = 0;
   std::string bytes;  // in NIXL's format
@@ -82,7 +82,7 @@ class NixlAgent : public std::enable_shared_from_this<NixlAgent> {
   const NixlCalls* const calls_;
   void* const agent_;
   void* backend_ = nullptr;
-  void* options_ = nullptr;  // contains the backend's name
+  void* options_ = nullptr;  // contains the backend
   std::mutex mutex_;
   NixlDescription described_;  // its bytes are empty until they are made
   std::uint64_t removals_ = 0, additions_ = 0;

@@ -55,7 +55,7 @@ const char* find_calls(void* library, NixlCalls& calls) {
   return missing;
 }
 
-// The paths of PyPI's packages, relative to the library or program that contains this code.
+// The paths of NIXL in PyPI's packages beside the library or program that contains this code.
 std::vector<std::string> beside_us() {
   Dl_info this_module{};
   if (dladdr(reinterpret_cast<void*>(&nixl_calls), &this_module) == 0 ||

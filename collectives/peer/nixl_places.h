@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NixlPlaces: the serving side of the carrier `nixl`. A part is registered when the first reader
-// asks for it, and stays registered as long as its memory is in use for any part.
+// NixlPlaces: the serving side of the carrier `nixl`. A part's memory is registered when the first
+// reader asks for the part, and stays registered, also for later parts, until it is freed.
 //
 // NIXL does not authenticate: readers get addresses over their authenticated connections. A late
 // reader, which reads after the memory was reused for another part, gets wrong bytes, which the

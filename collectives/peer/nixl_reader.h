@@ -44,8 +44,8 @@ class NixlReader {
                                       const AskPlace& ask, const Deadline& deadline);
   // Whether NIXL can register such memory; tries it once. If not, bytes go through host memory.
   [[nodiscard]] bool takes(const DeviceSpace& space);
-  // Call it after the connection to the rank was renewed: drops all knowledge of what the rank
-  // serves.
+  // Call it after the connection to the rank was renewed: the next read requests the description of
+  // the rank's memory again.
   void connected(unsigned rank);
   // Checks the quarantined reads first.
   [[nodiscard]] std::uint64_t quarantined_bytes();

@@ -79,7 +79,7 @@ class PartStore : public std::enable_shared_from_this<PartStore> {
   explicit PartStore(std::uint64_t spare_bytes) : most_spare_(spare_bytes) {}
 
   [[nodiscard]] Segment take_memory();
-  // `chunks`: the chunks that will be there; null: the whole part is.
+  // `chunks`: records which chunks are there; null: all bytes are.
   std::shared_ptr<const StoredPart> put(const PublicationId& id, const std::string& name,
                                         Segment memory, std::uint64_t bytes,
                                         std::unique_ptr<ChunkSet> chunks = nullptr);

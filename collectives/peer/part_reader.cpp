@@ -51,7 +51,7 @@ Result<Descriptor> receive_descriptor(const Socket& socket, const Deadline& dead
     if (got == 1) break;
     if (got == 0) return error(StatusCode::kIo, "peer: the trainer rank closed the connection");
     if (errno != EAGAIN && errno != EINTR) return errno_status(errno, "peer: taking a descriptor");
-    if (!hub::wait_for(socket, POLLIN, deadline)) return deadline.check("peer: a descriptor");
+    if (!hub::wait_for(socket, POLLIN, deadline)) return deadline.check("peer: no descriptor came");
   }
   const cmsghdr* const header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS ||

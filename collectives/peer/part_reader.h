@@ -23,8 +23,8 @@ class PartReader {
         memory_(std::make_shared<ReadMemory>(options.read_bytes)) {}
 
   // The bytes of `ranges`, in their order; the ranges must lie inside the part. Through shared
-  // memory they are the server's own bytes, without a copy. kNotFound if the part does not exist
-  // (any more); kIo if the server is gone or sends nothing for PeerOptions::stall.
+  // memory they are the server's own bytes. kNotFound if the part does not exist (any more); kIo if
+  // the server is gone; kIo or kDeadlineExceeded if it sends nothing for PeerOptions::stall.
   [[nodiscard]] Result<std::vector<MappedFile>> read(const Endpoint& from, const PublicationId& id,
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,

@@ -32,7 +32,7 @@ Result<LocalAddress> local_address(const std::string& name) {
   LocalAddress made;
   made.address.sun_family = AF_UNIX;
   if (name.empty() || name.size() + 1 > sizeof(made.address.sun_path)) {
-    return error(StatusCode::kInvalidArgument, "peer: a socket's name of ", name.size(), " bytes");
+    return error(StatusCode::kInvalidArgument, "peer: bad socket name of ", name.size(), " bytes");
   }
   // A name with a leading zero byte is in no file system.
   std::memcpy(made.address.sun_path + 1, name.data(), name.size());
@@ -82,7 +82,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
 
-// The answer to `want`. Sets `content` if bytes follow it that are not bytes of the part.
+// The answer to `want`. Sets `content` if other bytes than the part's follow the answer.
 Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
   if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
@@ -128,7 +128,7 @@ Result<Socket> connect_to_local(const std::string& name, const Deadline& deadlin
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&at.address), at.size) == 0) {
       return socket;
     }
-    if (errno != EAGAIN && errno != EINTR) {  // otherwise its queue is full
+    if (errno != EAGAIN && errno != EINTR) {  // EAGAIN: the listener's queue is full
       return errno_status(errno, "peer: connecting to a trainer rank of this host");
     }
     if (!backoff.sleep(deadline)) return deadline.check("peer: connecting on this host");

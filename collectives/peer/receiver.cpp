@@ -99,7 +99,7 @@ class Receiver final : public ReceiveRoad {
     return done ? Status() : ReceiveRoad::fetch_to_device(id, part, ranges, space, deadline);
   }
 
-  // True if the bytes so far came over TCP.
+  // True if this receiver keeps chunks, and the last bytes came over TCP.
   [[nodiscard]] bool serves_others() const override {
     return road_->options.keep_bytes > 0 && reader_.carrier() == PeerCarrier::kTcp;
   }

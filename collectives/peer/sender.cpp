@@ -57,8 +57,8 @@ class Leader {
     return std::optional(hash);
   }
 
-  // Other ranks continue to serve while the leader waits for receivers. Returns at once if nothing
-  // was published, or the leader cannot be reached.
+  // On ranks other than the leader: waits, while they still serve, until the leader closes. Returns
+  // at once if nothing was begun, and within a second or so if the leader cannot be reached.
   void wait_until_closed(const Deadline& deadline) {
     if (client_ == nullptr || !began_) return;
     Backoff backoff(milliseconds(5), milliseconds(100));

@@ -21,7 +21,7 @@ constexpr std::uint64_t kWindow = Tracker::kMaxWanted * kChunkBytes;
 constexpr milliseconds kShort{50}, kLong{200};
 constexpr milliseconds kFirstWait{1}, kLongestWait{50};          // for chunks that others fetch
 constexpr std::uint64_t kKeptForReads = std::uint64_t{1} << 20;  // for the reader of each receiver
-constexpr std::size_t kMostConnections = 32;  // to receivers, in addition to those of a batch
+constexpr std::size_t kMostConnections = 32;  // to receivers; with more, the unused ones are closed
 
 std::uint64_t end_of_range(const ByteRange& range) { return range.offset + range.size_bytes; }
 
@@ -35,7 +35,7 @@ PeerOptions towards_receivers(const PeerOptions& options) {
 
 }  // namespace
 
-// One call of read().
+// One call of read() or offer().
 class SharedReader::Read {
  public:
   Read(SharedReader& reader, const Endpoint& rank, const PublicationId& id, const PartReceipt& part,

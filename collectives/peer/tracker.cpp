@@ -89,7 +89,7 @@ std::vector<Tracker::Holder> Tracker::holders_for(std::uint64_t reader, const Pa
   return holders;
 }
 
-// Assigns each chunk to the holder with the least to send or, without one, to the trainer rank.
+// Assigns a chunk to its least loaded holder that is not busy, or to the rank if no one holds it.
 std::vector<Source> Tracker::share_out(std::uint64_t reader, Part& part,
                                        std::span<const std::uint64_t> wanted,
                                        std::uint64_t most_bytes) {

@@ -73,7 +73,7 @@ Result<std::string> new_nonce() {
 
 Result<Admission> admit(std::string_view token, std::string_view nonce, std::string_view proof) {
   if (proof.size() != kClientProofBytes) {
-    return error(StatusCode::kInvalidArgument, "hub: a proof of ", proof.size(), " bytes");
+    return error(StatusCode::kInvalidArgument, "hub: a proof cannot have ", proof.size(), " bytes");
   }
   const std::string_view theirs = proof.substr(0, kNonceBytes);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string expected, derive("client", token, nonce, theirs));

@@ -112,7 +112,7 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
       return socket;
     }
   }
-  return errno_status(failure, concat("hub: connecting to ", address)).with_context("no leader");
+  return errno_status(failure, concat("hub: connecting to ", address)).with_context("no server");
 }
 
 Result<std::string> local_host_towards(const std::string& address) {
@@ -179,7 +179,7 @@ void wait_until_delivered(const Socket& socket, const Deadline& deadline) {
 Result<std::string> read_all(const Socket& socket, std::size_t size, const Deadline& deadline) {
   std::string bytes;
   while (bytes.size() < size) {
-    if (!wait_for(socket, POLLIN, deadline)) return deadline.check("hub: reading from the leader");
+    if (!wait_for(socket, POLLIN, deadline)) return deadline.check("hub: reading");
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string more, read_some(socket, size - bytes.size()));
     bytes += more;
   }
@@ -209,7 +209,7 @@ Status write_all(const Socket& socket, std::string_view bytes, const Deadline& d
     DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t put, write_some(socket, bytes));
     bytes.remove_prefix(put);
     if (!bytes.empty() && !wait_for(socket, POLLOUT, deadline)) {
-      return deadline.check("hub: writing to the leader");
+      return deadline.check("hub: writing");
     }
   }
   return {};

@@ -24,7 +24,7 @@ constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
 // The least time for a proof; after that the oldest connection makes room for the next one if there
 // are too many.
 constexpr milliseconds kLeastProofTime{250};
-constexpr milliseconds kFullPause{10};   // until unproved connections are checked again
+constexpr milliseconds kFullPause{10};   // between checks while connections wait or finish
 constexpr milliseconds kEndTime{1'000};  // for the last messages
 // Limits for connections that have not proved the token: an eighth of the descriptors, within
 // these.
