@@ -186,7 +186,7 @@ class Examination {
     return false;
   }
 
-  // Tests two publishers that begin the same version: the second one must be refused.
+  // Tests that a new file never replaces one of the same name, of another publisher for example.
   void exclusive() {
     const Status again = fs_.create(join_path(scratch_dir_, "file")).status();
     if (taken("exclusive create", again, "an existing file was created again")) {
