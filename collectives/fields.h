@@ -8,8 +8,8 @@
 //   }
 //
 // Numbers are little-endian, as every machine that Driftless supports is. A text or list follows
-// its length, 64 bits. A reader checks each length before it allocates memory. After the first
-// missing field it fills the other fields with empty values, and whole() returns false.
+// its length, 64 bits. A reader checks each length before it allocates memory. From the first
+// missing or wrong field on it reads nothing: texts become empty, other fields keep their values.
 #pragma once
 
 #include <cstdint>

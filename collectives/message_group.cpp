@@ -121,7 +121,7 @@ Status MessageGroup::take_all() {
 Status MessageGroup::keep(unsigned from, const std::string& bytes) {
   Header header;
   if (bytes.size() < sizeof(header)) {
-    return error(StatusCode::kCorrupt, "publisher rank ", from, " sent ", bytes.size(), " bytes");
+    return error(StatusCode::kCorrupt, "publisher rank ", from, " sent less than a header");
   }
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.size_bytes != bytes.size() - sizeof(header)) {

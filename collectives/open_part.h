@@ -83,7 +83,7 @@ class BufferPart : public HashedPart {
  public:
   BufferPart(std::string road, std::string name, TakeRoom room, PartBuffer buffer)
       : HashedPart(std::move(road), std::move(name), std::move(room)), buffer_(std::move(buffer)) {}
-  // Takes the bytes. Only after finish().
+  // Takes the bytes. Call it after finish(), unless the part's complete() does not read them.
   [[nodiscard]] PartBuffer take() { return std::move(buffer_); }
 
  protected:

@@ -35,14 +35,14 @@ class PartBuffer {
   std::uint64_t capacity_bytes_ = 0;
 };
 
-// Keeps the memory of parts that are no longer read for the next parts, because touching new pages
-// costs more than copying. Thread-safe.
+// Keeps the memory of parts that nobody reads any more, and reuses it for later parts, because
+// touching new pages costs more than copying. Thread-safe.
 class PartPool : public std::enable_shared_from_this<PartPool> {
  public:
   // Keeps at most `spare_bytes` of unused memory, and frees the longest unused first.
   explicit PartPool(std::uint64_t spare_bytes) : most_bytes_(spare_bytes) {}
-  // Returns an empty buffer with spare memory: that given back last or, with `size_bytes`, memory
-  // that holds so many bytes and is not much larger. Without spare memory the buffer allocates.
+  // Returns an empty buffer, with the memory given back last that suits `size_bytes`: large enough,
+  // and not much larger. If no spare memory suits, the buffer allocates when it is written.
   [[nodiscard]] PartBuffer take(std::optional<std::uint64_t> size_bytes = std::nullopt);
   // Shares a finished part. When the last reader releases it, its memory returns to this pool.
   [[nodiscard]] std::shared_ptr<const PartBuffer> share(PartBuffer buffer);

@@ -35,8 +35,8 @@ class Planner {
         gap_bytes_(options.gap_bytes),
         batch_bytes_(std::max<std::uint64_t>(options.memory_bytes / threads, 1)) {
     if (options.takers <= options.workers) return;
-    // Small enough that every thread gets batches, large enough that the number of requests does
-    // not matter.
+    // Batches are small enough that every thread gets some, and large enough that the number of
+    // requests does not matter.
     constexpr std::uint64_t kLeastBatchBytes = std::uint64_t{1} << 20;
     std::uint64_t all = 0;
     for (const WantedPart& part : wanted) {

@@ -31,7 +31,7 @@ Result<MappedFile> ReceiveRoad::fetch_part(const PublicationId& id, const PartRe
 namespace {
 
 // Limit for bytes that are on the host at once before they are copied to a device. Ranges are cut
-// at multiples of kDeviceCut in the part, where chunks of roads end, too.
+// at multiples of kDeviceCut in the part, which are ends of the road peer's chunks, too.
 constexpr std::uint64_t kDeviceBatch = std::uint64_t{64} << 20;
 constexpr std::uint64_t kDeviceCut = std::uint64_t{1} << 20;
 

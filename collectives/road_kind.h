@@ -56,8 +56,8 @@ struct RoadKind {
   // The variant of the road that the settings select, as the table of roads writes it after a
   // slash: "tcp" in "nccl/tcp". `layout` is road.layout.
   std::string_view (*variant)(const RoadOptions& options, std::string_view layout) = nullptr;
-  // The directory in which other software reads the files of a version, in any layout. Null: the
-  // road carries frames only.
+  // The directory of the road's files, which other software may read. A road with a directory can
+  // carry every layout. Null: the road carries frames only.
   std::string (*directory)(const RoadOptions& options) = nullptr;
   // Whether frames arrive in the memory of a rollout's GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
@@ -84,13 +84,13 @@ struct RoadPlace {
   unsigned rank = 0;  // among those of its role
   unsigned trainers = 1;
   unsigned rollouts = 0;
-  // Default size of an anchor: the bytes of the rank with the most.
+  // Default size of each rank's memory for an anchor: the maximum of what the ranks need.
   std::uint64_t anchor_bytes = 0;
   const MpiComms* mpi = nullptr;  // null: the process was not started with MPI
   std::string_view layout = {};   // road.layout
   ReadParts read_parts = {};
   std::string leader_host = {};  // of trainer rank 0, from the launcher; empty: unknown
-  std::uint64_t start = 0;       // of this start of the trainers, equal on all ranks; 0: unknown
+  std::uint64_t start = 0;       // id of this start of the trainers, equal on all ranks; 0: unknown
   DeviceHash hash = {};          // empty: bytes are copied to the host to be hashed
   std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: the road makes its own if needed
 };

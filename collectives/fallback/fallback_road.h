@@ -5,11 +5,11 @@
 // When the leader switches, it announces the run on the second road. Receivers check for this
 // announcement every kFallbackLook. Once it exists, they read the versions that the second road
 // lists, and still read missing versions from the first road as long as it serves them. Only the
-// leader decides: a receiver that cannot read the first road while the trainer publishes there
+// publishers decide: a receiver that cannot read the first road while they publish there
 // fails as it would without a fallback.
 //
 // If a run is already on the second road when the trainer starts, it continues there: the first
-// road forgets its versions with its processes, and their numbers must not be used again.
+// road loses its versions when its processes end, and their numbers must not be used again.
 #pragma once
 
 #include "collectives/road_kind.h"

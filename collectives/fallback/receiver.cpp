@@ -6,7 +6,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{1'000};  // limit for one call to the first road
+constexpr milliseconds kSlice{1'000};  // limit for one slice of a wait on the first road
 constexpr milliseconds kBetween{20};
 
 const Status& status_of(const Status& status) { return status; }

@@ -10,7 +10,7 @@
 //     receivers/<id>                 a receiver's last report; the receiver locks it while it lives
 //     end                            the end of the run, once it was reported
 //
-// The sender writes parts first; then the record appears by a rename. So a publication with a
+// The sender writes parts first; then the record appears, by link(2). So a publication with a
 // record is whole, even if its sender dies. Receivers map the parts read-only, without a copy; a
 // mapping survives the removal of its segment. The kernel's file locks show which processes live,
 // and no lock is shared by processes that may die holding it: a dead receiver costs nothing and

@@ -83,7 +83,7 @@ class SenderLock {
   Descriptor file_;
 };
 
-// Writes bytes into an open file. kNoSpace, naming the setting to raise, if memory is full.
+// Writes bytes into an open file. kNoSpace, naming the settings to lower, if memory is full.
 [[nodiscard]] Status write_all(const Descriptor& file, std::uint64_t offset,
                                std::span<const std::byte> bytes, std::string_view what);
 // Reads the current content; kCorrupt if it is longer than `max_bytes`.

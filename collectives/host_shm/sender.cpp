@@ -144,8 +144,8 @@ class HeldSegments {
     std::uint64_t bytes = 0;
   };
   using Publications = std::map<PublicationId, Held>;
-  // The functions below need the mutex. drop_one() drops the oldest version; for an anchor, all
-  // versions but the newest, then the anchor before it.
+  // The functions below need the mutex. drop_one() drops the oldest version. To make room for an
+  // anchor it keeps the newest version, and drops the previous anchor last.
   [[nodiscard]] bool drop_one() {
     const bool anchor = pending_.kind == PublicationKind::kAnchor;
     if (count(PublicationKind::kVersion) > (anchor ? 1U : 0U)) {
@@ -279,7 +279,7 @@ class Sender final : public SendRoad {
 
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
-  // Leaves only the lock file, the end of the run and the reports of live receivers.
+  // Leaves only the lock file, the end of the run and the receivers' reports.
   ~Sender() override {
     drop();
     held_->clear();
@@ -396,7 +396,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
   // Writes the record under a temporary name, checks the lock, then gives the record its name. A
   // new sender takes the lock first, and then removes every file that it finds. So if a new sender
-  // takes over after the check, it removes the temporary file, and the renaming fails.
+  // takes over after the check, it removes the temporary file, and put_new() fails.
   [[nodiscard]] Status put_record(std::string_view bytes) {
     const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
     Status done = directory_->write_new(temporary, bytes);

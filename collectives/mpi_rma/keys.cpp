@@ -24,7 +24,7 @@ constexpr std::array kKeys = {
         .once("road.anchor_size"),
     Rows::key<setting::Switch, DRIFTLESS_FIELD(progress_thread)>(
         "road.mpi_rma.progress_thread",
-        "Run a thread in each publisher that calls MPI, so that MPI_Get completes on networks "
+        "Each publisher runs a thread that calls MPI, so that MPI_Get completes on networks "
         "without RDMA")
         .once("road.progress_thread"),
 };

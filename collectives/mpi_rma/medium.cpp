@@ -250,7 +250,7 @@ bool Medium::all_are_done() {
     const int code =
         MPI_Iallreduce(MPI_IN_PLACE, clean.get(), 1, MPI_INT, MPI_MIN, comm_, &requests[0]);
     if (code != MPI_SUCCESS) return false;
-    if (!wait(requests, clean, Deadline::after(kFarewell), "farewell").ok() || *clean == 0) {
+    if (!wait(requests, clean, Deadline::after(kFarewell), "closing a road").ok() || *clean == 0) {
       return false;
     }
   }

@@ -46,7 +46,7 @@ class MpiRmaWorld {
   [[nodiscard]] bool publishes() const;
   [[nodiscard]] unsigned rank() const;  // among the publishers or among the receivers
   // Whether MPI_THREAD_MULTIPLE was granted. If not, only the thread that initialized MPI may use
-  // the roads of a process, and SendRoad::progress() must be called while it waits.
+  // the roads of a process, and it must call SendRoad::progress() now and then.
   [[nodiscard]] bool threads() const;
   // sender(): on publishers, once. receiver(): on receivers, one at a time. The world must outlive
   // both.

@@ -5,7 +5,7 @@
 // make room for a new one. Before a byte of an older publication is overwritten, the ring calls
 // raise(v): versions below v are no longer whole. No receiver has seen the publication under
 // construction, so its parts may still move, and they do if that makes it fit. A publication always
-// fits if its parts, each rounded up to kPartAlignment, together do not exceed the memory.
+// fits if its parts, each with its label and rounded up to kPartAlignment, fit into the memory.
 //
 // The first open part grows in place. A part that is opened while another one is open has separate
 // memory until it is synced with no other part open, or until flush().

@@ -13,7 +13,7 @@ namespace {
 using Clock = Deadline::Clock;
 using std::chrono::milliseconds;
 
-// After this time without progress of a receiver its anchor is not kept for it any more.
+// An anchor is no longer kept for a receiver that has made no progress for this time.
 constexpr milliseconds kHoldPatience{60'000};
 
 // The leader's knowledge of a receiver.
@@ -312,7 +312,7 @@ class Sender final : public SendRoad {
   const WindowMap& map_;
   const std::span<std::byte> window_;
   std::shared_ptr<PartRing> steps_, anchors_;  // shared with the files
-  std::optional<PublicationId> id_;            // begun; on the leader until sealed
+  std::optional<PublicationId> id_;            // begun; seal() resets it on the leader
   bool flushed_ = false;
   std::vector<Peer> peers_;  // by receiver; on the leader only
   mutable std::mutex records_mutex_;

@@ -51,7 +51,7 @@ bool WindowMap::holds_part(PublicationKind kind, std::uint64_t offset, std::uint
 Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned ranks) {
   if (publishers == 0 || publishers > ranks) {
     return error(StatusCode::kInvalidArgument, publishers, " publishers among ", ranks,
-                 " ranks: at least one, and no more than there are");
+                 " ranks: expected 1 to ", ranks);
   }
   if (options.ring_versions == 0 || options.ring_versions > kMostVersions) {
     return error(StatusCode::kInvalidArgument, "road.ring_versions is ", options.ring_versions,

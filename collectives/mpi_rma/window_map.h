@@ -6,9 +6,9 @@
 //                    Records of versions | ReceiverSlot of each receiver | announcement |
 //                    ring of versions | anchor
 //
-// The words of a Control are stored one by one, each atomically. Everything else that may be read
-// while it is written ends with its own hash: a reader treats content with a wrong hash as missing.
-// All processes of a job have the same byte order.
+// The words of a Control are stored one by one, each atomically. Records and slots may be read
+// while they are written, and end with their own hash: a reader treats one with a wrong hash as
+// missing. All processes of a job have the same byte order.
 #pragma once
 
 #include <array>

@@ -83,8 +83,8 @@ Result<Links> make_links(ObjectStore& store, PartKeys& parts,
   return links;
 }
 
-// The existing versions, independent of any index: from a listing and, because that may be out of
-// date, by name.
+// `known` and the versions in the store: from a listing and, because that may be out of date, by
+// the names after the newest one.
 Result<std::set<PublicationId>> versions_there(ObjectStore& store,
                                                const std::set<PublicationId>& known,
                                                const Deadline& deadline) {
@@ -218,7 +218,7 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
                  ": there is none: a publisher writes it when it starts");
   }
   if (!found->parsed.ok()) {
-    return found->parsed.with_context("the publisher writes it anew with its next version");
+    return found->parsed.with_context("damaged until the publisher's next version");
   }
   Index& index = found->index;
   DRIFTLESS_ASSIGN_OR_RETURN(index.versions, versions_there(store, index.versions, deadline));

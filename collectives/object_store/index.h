@@ -58,8 +58,8 @@ class PartKeys {
 // Writes the index of one publisher. One thread.
 class IndexWriter {
  public:
-  // `presign`: the validity of the links that it puts into every index; 0: it makes none. The
-  // other arguments must outlive it.
+  // `presign`: the validity of the links that it puts into every index; 0: it makes links only if
+  // those of an earlier index are valid, until they expire. `store` and `claim` must outlive it.
   IndexWriter(ObjectStore& store, Claim& claim, ReadParts read, std::chrono::seconds presign)
       : store_(store), claim_(claim), parts_(store, std::move(read)), presign_(presign) {}
 

@@ -21,8 +21,8 @@ inline constexpr std::string_view kReceiversPrefix = "receivers/";
 inline constexpr std::size_t kMaxTextBytes = std::size_t{256} << 20;
 inline constexpr std::size_t kMaxSmallBytes = std::size_t{64} << 10;
 
-// "0000000000000000007.version", "0000000000000000007.anchor", and back. They sort by version, a
-// version before its anchor.
+// "0000000000000000007.version", "0000000000000000007.anchor", and back. The texts sort by
+// version; for one version, the anchor comes first.
 [[nodiscard]] std::string publication_name(const PublicationId& id);
 [[nodiscard]] std::optional<PublicationId> parse_publication_name(std::string_view name);
 
@@ -30,7 +30,7 @@ inline constexpr std::size_t kMaxSmallBytes = std::size_t{64} << 10;
 [[nodiscard]] std::string version_key(const PublicationId& id);
 [[nodiscard]] std::optional<PublicationId> parse_version_key(std::string_view key);
 
-// One attempt to publish: its parts have a number of their own.
+// One attempt to publish; its number keeps its parts apart from those of other attempts.
 struct Attempt {
   PublicationId id;
   std::uint64_t number = 0;

@@ -109,7 +109,7 @@ class ObjectStore {
                                                              const Deadline& deadline) = 0;
   // Ok if the object does not exist.
   [[nodiscard]] virtual Status remove(const std::string& key, const Deadline& deadline) = 0;
-  // kUnsupported if the store cannot give access to readers without credentials. Sends no request.
+  // kUnsupported if the store cannot give access without credentials. Sends the store no request.
   [[nodiscard]] virtual Result<Presigned> presign(std::span<const std::string> keys,
                                                   std::chrono::seconds valid,
                                                   const Deadline& deadline) = 0;

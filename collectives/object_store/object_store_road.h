@@ -6,15 +6,17 @@
 //   versions/0000000000000000007.version.json       a version: its manifest, and a line with the
 //   versions/0000000000000000007.anchor.json        manifest's hash and the attempt's number
 //   parts/0000000000000000007.version.<attempt>/<name>   parts, below their attempt's number
+//   attempts/0000000000000000007.version.<session>.json  an attempt's number, for the other ranks
+//   attempts/probe-<session>                        a test of the store, removed at once
 //   receivers/<id>.json                             a receiver's last report
 //   publisher.json                                  the session that publishes here
 //   index.json                                      the publications, for readers that cannot list
 //   closed.json                                     the end of the run, for rollouts
 //
 // Parts are uploaded while they are written. A version appears by one conditional PUT of its object
-// (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). A removed
-// version leaves an empty object, so that a number that was visible once is never used again.
-// announce() detects a store that ignores the condition, and refuses it.
+// (If-None-Match; If-Match if its name is reserved): of two publishers one wins, and the other is
+// fenced (kWrongRun). A removed version leaves an empty object, so that a number that was visible
+// once is never used again. announce() refuses a store that ignores If-None-Match.
 //
 // Memory: a piece of 8 MiB for each concurrent transfer; larger parts are spooled to `spool_dir`.
 #pragma once

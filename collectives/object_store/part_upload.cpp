@@ -202,8 +202,8 @@ Status PartUpload::read(std::uint64_t offset, std::span<std::byte> bytes) const 
   {
     const std::scoped_lock lock(mutex_);
     if (offset > size_ || bytes.size() > size_ - offset) {
-      return error(StatusCode::kCorrupt, path(), ": ", size_, " bytes, read from ", offset, " to ",
-                   offset + bytes.size());
+      return error(StatusCode::kCorrupt, path(), ": read from ", offset, " to ",
+                   offset + bytes.size(), " of ", size_, " bytes");
     }
   }
   return spool_.read(offset, bytes);

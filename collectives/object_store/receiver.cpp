@@ -107,7 +107,7 @@ Result<std::vector<PublicationId>> Receiver::list(const Deadline& wait) {
     return listed_;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids, read_list(deadline));
-  // A listing may lack an object that its name finds.
+  // A listing may lack an object that a request by its name has returned.
   if (found_ && !std::ranges::binary_search(ids, found_->first)) {
     ids.insert(std::ranges::upper_bound(ids, found_->first), found_->first);
   }

@@ -110,7 +110,7 @@ class S3Store final : public ObjectStore {
   Result<Presigned> presign(std::span<const std::string> keys, std::chrono::seconds valid,
                             const Deadline& deadline) override;
 
-  // Returns any 2xx answer; other answers become a status. Retries temporary failures.
+  // Returns an answer 2xx or kPastTheEnd; others become a status. Retries temporary failures.
   [[nodiscard]] Result<HttpReply> send(const S3Call& call, const Deadline& deadline);
 
  private:

@@ -110,7 +110,7 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   const std::string key(kRunKey);
   Result<std::string> there = store_->get_text(key, kMaxTextBytes, deadline);
   if (there.status().code() == StatusCode::kNotFound) {
-    // No receiver has reported to a run that is not announced yet.
+    // All reports are older than this run, which is not announced yet.
     DRIFTLESS_RETURN_IF_ERROR(receivers_.clear(deadline));
     const Status put = store_->put(key, bytes_of(run_info), true, deadline);
     began_ = put.ok();
@@ -139,7 +139,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
-  // A fenced publisher must not write an old list over a newer one: from here on it cannot.
+  // From here on fenced publishers cannot write the index. It must list what they sealed before.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   if (began_ && !there_.empty()) {
     return claim_.fence(
@@ -190,7 +190,7 @@ Result<std::uint64_t> Sender::highest_number() {
   const Deadline deadline = soon();
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
-  for (;;) {  // a listing may lack objects that names find
+  for (;;) {  // a listing may lack recent objects
     const PublicationId next{newest.value_or(0) + 1, PublicationKind::kVersion};
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
                                read_version(*store_, next, deadline));
@@ -407,7 +407,7 @@ Result<std::unique_ptr<SendRoad>> make_object_store_sender(std::shared_ptr<Objec
                                                            unsigned rank, unsigned ranks,
                                                            ReadParts read) {
   if (rank >= ranks) {
-    return error(StatusCode::kInvalidArgument, store->name(), ": rank ", rank, " of ", ranks);
+    return error(StatusCode::kInvalidArgument, store->name(), ": rank ", rank, " of only ", ranks);
   }
   return std::unique_ptr<SendRoad>(std::make_unique<object_store::Sender>(
       std::move(store), options, rank, ranks, std::move(read)));

@@ -122,7 +122,7 @@ class Examination {
 
   void examine_kind(const std::string& kind) {
     if (kind == "nfs") {
-      add("file system", kOk, "nfs: locks need v4, or v3 with locks",
+      add("file system", kOk, "nfs: locks need v4, or v3 mounted without nolock",
           "mount it with soft,timeo=100, so that a call to a lost server ends");
     } else if (kind == "lustre") {
       add("file system", kOk, "lustre: locks need the mount option flock");
@@ -186,7 +186,7 @@ class Examination {
     return false;
   }
 
-  // Tests two publishers that begin the same version: the second one must be refused.
+  // Tests that a new file never replaces one of the same name, of another publisher for example.
   void exclusive() {
     const Status again = fs_.create(join_path(scratch_dir_, "file")).status();
     if (taken("exclusive create", again, "an existing file was created again")) {

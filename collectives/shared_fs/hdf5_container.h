@@ -34,10 +34,10 @@ struct Hdf5Options {
 // communicator is duplicated inside. Destroying the sink is collective, too, and must precede
 // MPI_Finalize.
 //
-// With MPI_THREAD_MULTIPLE a thread of the sink runs rounds with those of the other ranks while the
-// callers continue; memory holds queued_parts finished parts and the parts being filled. With less,
-// the rounds run within flush() on the caller's thread, and all parts of the rank stay in memory
-// until then.
+// The ranks write in rounds (hdf5_rounds.h). With MPI_THREAD_MULTIPLE a thread of the sink runs
+// them while the callers continue; memory holds queued_parts finished parts and the parts being
+// filled. With less, the rounds run within flush() on the caller's thread, and all parts of the
+// rank stay in memory until then.
 //
 // begin() is not collective, but on the other ranks it waits for the file that the leader's begin()
 // leaves in the directory; its deadline also bounds the waits of create_part(). flush() is

@@ -255,7 +255,7 @@ Status Hdf5Rounds::write_part(std::uint64_t place) {
   return bytes_->pwrite(place, part_->buffer.bytes());
 }
 
-// Brings this rank's bytes to stable storage; the leader has a file even without parts.
+// Brings this rank's bytes to stable storage. Without parts the leader creates the file here.
 Status Hdf5Rounds::sync_bytes() {
   Status status;
   if (!begin_writing()) status = begun_anew();

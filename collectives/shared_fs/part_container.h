@@ -29,7 +29,7 @@ using PartReader = std::function<Result<std::vector<MappedFile>>(
     const std::string& directory, const PartReceipt& part, std::span<const ByteRange> ranges,
     const Deadline& deadline)>;
 
-// A file for each part. `fs` must outlive them. The sink leaves removing to the directory's owner.
+// A file for each part. `fs` must outlive the sink. The directory's owner removes the files.
 [[nodiscard]] std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs);
 
 // Packs: the parts of several ranks in one file, so that a version of many ranks needs few files.

@@ -134,7 +134,7 @@ Status check_label(File& file, const PartPlace& place, const PartReceipt& part) 
                "; its label is not there, or that of another part");
 }
 
-// Named after the part, as on every road.
+// The returned files have the part's name, as on every road.
 Result<std::vector<MappedFile>> map_ranges(FileSystem& fs, const PartPlace& place,
                                            const PartReceipt& part,
                                            std::span<const ByteRange> ranges) {

@@ -139,8 +139,8 @@ class Sender final : public SendRoad {
     if (before.ok()) return of_another_run(file);
     if (before.status().code() != StatusCode::kNotFound) return before.status();
     DRIFTLESS_RETURN_IF_ERROR(use_number(0));
-    // No receiver has reported to a run that is not announced yet. A receiver of the previous run
-    // may write meanwhile: its reports name that run.
+    // All reports are older than this run, which is not announced yet. A receiver of the previous
+    // run may write one meanwhile: its reports name that run.
     watch_.clear();
     // Never replaces another run's announcement: this process may have been stopped and have lost
     // the directory long ago.
@@ -341,8 +341,8 @@ class Sender final : public SendRoad {
                  " without a begin()");
   }
 
-  // [leader] Called before the version can be seen. If a visible version was removed since, no
-  // other may get its number: receivers that compare numbers would take it for the same.
+  // [leader] Called before the version can be seen. Even if a visible version is removed later, no
+  // other version may get its number: receivers that compare numbers would take it for the same.
   [[nodiscard]] Status use_number(std::uint64_t version) {
     const std::string mine = path(used_name(version));
     if (!exists(*fs_, mine)) DRIFTLESS_RETURN_IF_ERROR(fs_->create(mine).status());
@@ -459,7 +459,7 @@ Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(FileSystem& fs,
                                                         std::unique_ptr<PartSink> sink) {
   DRIFTLESS_RETURN_IF_ERROR(shared_fs::check_options(options));
   if (rank >= ranks) {
-    return error(StatusCode::kInvalidArgument, options.dir, ": rank ", rank, " of ", ranks);
+    return error(StatusCode::kInvalidArgument, options.dir, ": rank ", rank, " of only ", ranks);
   }
   if (sink == nullptr) sink = make_part_files_sink(fs);
   auto sender = std::make_unique<shared_fs::Sender>(fs, options, rank, std::move(sink));

@@ -2,17 +2,21 @@
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
 //   <dir>/run.json                     the announcement
+//   <dir>/closed.json                  the end of the run
 //   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (manifest's hash)
 //   <dir>/anchor_v000007/              an anchor, likewise
+//   <dir>/.used_v000007                empty; the highest version that may have been visible
 //   <dir>/.weight_v000007.*.tmp/       a publication being written; the name is new each time
 //   <dir>/.dropped_*.tmp/              a publication being removed
+//   <dir>/.run.*.tmp                   the announcement being written
+//   <dir>/.doctor.*.tmp/               a test of the directory (examine_shared_fs())
 //   <dir>/.receivers/<id>.json         a receiver's last report
 //   <dir>/.driftless-publisher.lock    the leader holds it; contains its session and process
 //
 // All ranks write a publication into the hidden directory, which is then synced and renamed. A
-// directory is renamed before it is removed. So a name without a dot always stands for a whole
-// publication, even if its writer died. The road compares no clocks of different processes: a
-// receiver is alive if its file changes.
+// directory is renamed before it is removed. So a directory without a leading dot always holds a
+// whole publication, even if its writer died. The road compares no clocks of different processes:
+// a receiver is alive if its file changes.
 //
 // There is one publisher. A leader whose lock file was removed or replaced (while the leader was
 // stopped, for instance) is fenced: its calls fail with kWrongRun, and it can make nothing visible
@@ -43,8 +47,8 @@ struct SharedFsOptions {
   std::string after_publish;
   std::string before_read;
   std::chrono::milliseconds hook_timeout{60'000};
-  // Limit for the files that hold the parts of a publication, if more ranks publish and no other
-  // software reads the files: several ranks then write into one file (make_part_packs_sink).
+  // If more ranks than this publish, and no other software reads the files, several ranks write
+  // into one file (make_part_packs_sink), so that the parts fill at most this many files.
   unsigned part_files = 64;
   std::chrono::milliseconds poll_first{5};
   std::chrono::milliseconds poll_longest{1'000};
