@@ -43,8 +43,8 @@ struct TensorBlock {
 // Whether two boxes of one tensor have an element in common.
 [[nodiscard]] bool overlap(const TensorBox& a, const TensorBox& b);
 
-// Ok if every element of the tensor lies in exactly one box. kInvalidArgument, naming the first
-// elements that lie in two boxes or in none. O(boxes^2).
+// Ok if every element of the tensor lies in exactly one box. kInvalidArgument, naming an element
+// that lies in two boxes, or the first one that lies in none. O(boxes^2).
 [[nodiscard]] Status check_covers(const TensorSpec& tensor, std::span<const TensorBox> boxes);
 
 }  // namespace driftless

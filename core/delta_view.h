@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeltaView: the changed units of one stretch of one tensor. Formats and kernels share nothing
-// else.
+// DeltaView: the changed units of one stretch of one tensor, as kernels find them and formats
+// encode them.
 #pragma once
 
 #include <cstddef>

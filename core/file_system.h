@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam to the file system. Everything that Driftless writes goes through a FileSystem, so that
-// tests can make any call fail, cut a write short, or lose what was not synced.
+// The seam to the file system. Checkpoints, journals and versions in files (except HDF5) go through
+// a FileSystem: tests can make any call fail, cut a write short, or lose what was not synced.
 //
 // Paths are absolute or relative to the working directory. All calls may be made from any thread;
 // one File is used by one thread at a time, except pwrite() and pread(), which may overlap.
@@ -141,7 +141,7 @@ class FileSystem {
 [[nodiscard]] FileSystem& posix_file_system();
 
 [[nodiscard]] std::string join_path(std::string_view directory, std::string_view name);
-// A plain name: not empty, not "." or "..", without '/' or control characters. kCorrupt otherwise.
+// kCorrupt unless `name` is plain: 1 to NAME_MAX bytes, none '/' or below 0x20; not "." or "..".
 [[nodiscard]] Status check_file_name(std::string_view name);
 // True if anything exists at `path`.
 [[nodiscard]] bool exists(FileSystem& fs, const std::string& path);

@@ -38,7 +38,7 @@ std::byte* allocate_pages(std::uint64_t bytes) {
 
 }  // namespace
 
-// The unused pieces. Pieces in use hold a reference to the store, and return to it.
+// The unused pieces. A piece in use holds a weak reference, and returns if the store still exists.
 class KeptMemory::Store {
  public:
   // Reserves the list now: destructors call put(), which must not allocate.
@@ -121,7 +121,7 @@ std::shared_ptr<std::byte> KeptMemory::take(std::uint64_t bytes) {
     piece.data = allocate_pages(piece.bytes);
   }
   if (piece.data == nullptr) return nullptr;
-  // The store ends with its KeptMemory, whatever is still in use.
+  // The store is destroyed with its KeptMemory, even if pieces are still in use.
   const std::weak_ptr<Store> store = store_;
   return {piece.data, [store, piece](std::byte* data) {
             if (const std::shared_ptr<Store> back = store.lock()) {

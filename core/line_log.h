@@ -34,7 +34,7 @@ class LineLog {
   explicit LineLog(Write write) : write_(std::move(write)) {}
   // "trainer.0"; empty: none.
   void set_name(std::string_view name);
-  // As one_line() shows it.
+  // Writes the line in the form that one_line() returns, or counts it as a repetition.
   void add(std::string_view line, const Moment& now);
   // Writes the counts that are not written yet.
   void flush(const Moment& now);
@@ -54,7 +54,7 @@ class LineLog {
   std::vector<Recent> recent_;  // oldest first
 };
 
-// The log of this process. Environment::log() of the system's environment writes its warnings. Any
+// The log of this process. The system's Environment::log() adds lines here, as warnings. Any
 // thread.
 class ProcessLog {
  public:

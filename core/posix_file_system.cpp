@@ -21,7 +21,7 @@
 namespace driftless {
 namespace {
 
-// Linux moves at most this much in one call.
+// The most that one call is given. Linux would move 2 GiB - 4 KiB at most.
 constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;
 
 // The status of a system call that returns 0 on success.
@@ -143,7 +143,7 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Status rename_new(const std::string& from, const std::string& to) override {
-    // renameat2() has no wrapper in every C library; some network file systems lack the flag.
+    // Not every C library wraps renameat2(), and not every network file system has the flag.
     if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) ==
         0) {
       return {};

@@ -8,8 +8,8 @@ struct UrlParts {
   std::string_view scheme, user, rest;  // "http://", "user:password@", "host/path"
 };
 
-// A password may hold a '/', so in http the user part reaches to the last '@' before the query. In
-// a bucket's URL a key may hold an '@'.
+// In an http URL the user part reaches to the last '@' before the query: a password may hold a '/'.
+// In a bucket's URL it ends before the first '/', because a key may hold an '@'.
 UrlParts parts_of(std::string_view url) {
   url = url.substr(0, url.find_first_of("?#"));
   const std::size_t scheme = url.find("://");

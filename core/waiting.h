@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting: makes a wait for other processes visible. It prints whom the process waits for after 5
-// seconds, and every 30 seconds from then on, through Environment::log().
+// Waiting: makes a wait for other processes visible. After 5 seconds, and then every 30 seconds, it
+// logs the processes that are still missing, through Environment::log().
 //
 //   Waiting waiting;
 //   const auto whom = [&] { return "nothing from ranks 2, 3; rank 1 has answered"; };

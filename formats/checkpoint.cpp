@@ -175,8 +175,8 @@ Result<Companions> open_companions(FileSystem& fs, const std::string& directory)
       continue;
     }
     found.left_out.push_back(concat(join_path(directory, name), ": ", bytes, " bytes, after ", sum,
-                                    " in smaller files; a version carries files beside weights of ",
-                                    kMaxCompanionBytes, " bytes in all at most"));
+                                    " in smaller files; a version carries at most ",
+                                    kMaxCompanionBytes, " bytes of files without weights"));
     found.files.erase(name);
   }
   return found;
@@ -208,7 +208,7 @@ Status Checkpoint::open_shards(FileSystem& fs, const TensorFiles& index) {
     const Status opened = open_shard(fs, name);
     if (opened.code() == StatusCode::kNotFound) {
       return error(StatusCode::kNotFound, join_path(path_, name), ": is missing; ",
-                   kCheckpointIndexName, " has tensor ", shown(shard.first_tensor), " in it");
+                   kCheckpointIndexName, " assigns tensor ", shown(shard.first_tensor), " to it");
     }
     DRIFTLESS_RETURN_IF_ERROR(opened);
     DRIFTLESS_RETURN_IF_ERROR(check_shard(files_.back(), name, index, shard.tensors));

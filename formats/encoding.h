@@ -16,7 +16,7 @@ enum class Encoding : std::uint8_t {
   kIndices = 0,     // absolute positions (int32, int64 if a tensor needs it) and values: fast roads
   kDeltas = 1,      // gaps between positions (uint16, wider per tensor if needed) and values
   kDeltasZstd = 2,  // the same under zstd: slow shared file systems
-  kXor = 3,         // new ^ old of whole tensors under zstd: smallest, applied exactly once
+  kXor = 3,         // new ^ old of whole tensors under zstd: small, applied exactly once
   kOverwrite = 4,   // byte positions and values under zstd: idempotent; up to 4 GiB
   kCompact = 5,  // coded relative to the old values, in tiles: slow roads (docs/formats/compact.md)
   kFull = 6,     // whole tensors

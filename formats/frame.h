@@ -59,8 +59,8 @@ struct FrameContext {
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
 
-// Writes the same bytes into `sink`, front to back. Holds only the streams of `deltas_zstd`,
-// because their sizes precede them. Stops at the sink's first failure. Returns frame_table_hash().
+// Writes the same bytes into `sink`, front to back. Makes a frame of `deltas_zstd` in memory first,
+// because its header states sizes. Stops at the sink's first failure. Returns frame_table_hash().
 [[nodiscard]] Result<Hash128> write_frame(const FrameContext& context, const BucketView& bucket,
                                           const ByteSink& sink);
 
@@ -176,7 +176,7 @@ class Frame {
 
   // Decodes a frame from its head, if this process cannot read the frame's bytes (GPU memory, for
   // example): bucket() and runs() point into `frame`. The caller must have proven the hashes of the
-  // blocks. kUnsupported for a compressed frame.
+  // blocks. kUnsupported for a frame of `deltas_zstd` or `compact`.
   [[nodiscard]] static Result<Frame> decode_head(std::span<const std::byte> head,
                                                  std::span<const std::byte> frame,
                                                  const WeightLayout& layout,
@@ -232,7 +232,7 @@ class Frame {
 class FrameReader {
  public:
   // Checks header and table as Frame::decode() does. Memory for compressed streams comes from
-  // `memory` (null: from this object).
+  // `memory` (null: the heap).
   [[nodiscard]] static Result<FrameReader> open(std::span<const std::byte> frame,
                                                 const WeightLayout& layout,
                                                 std::uint64_t max_body_bytes, KeptMemory* memory);
@@ -270,7 +270,7 @@ class FrameCollector {
  public:
   using Needed = std::function<bool(const BucketEntry&)>;
   // `head` as for decode_frame_head(); `max_body_bytes` limits the memory, which comes from
-  // `memory` (null: from this object).
+  // `memory` (null: the heap).
   [[nodiscard]] static Result<FrameCollector> open(std::span<const std::byte> head,
                                                    const WeightLayout& layout,
                                                    std::uint64_t max_body_bytes,
@@ -279,7 +279,7 @@ class FrameCollector {
   // The same for blocks that are fetched into memory of a GPU, which this process cannot read. The
   // caller gives such memory (place()), fetches each range to its place there, hashes it there, and
   // gives the hash (prove()) instead of calling take(). Does not check positions; whoever uses the
-  // frame does that on the device. kUnsupported for a compressed frame, as Frame::decode_head().
+  // frame does that on the device. kUnsupported for the encodings that decode_head() refuses.
   [[nodiscard]] static Result<FrameCollector> open_on_device(std::span<const std::byte> head,
                                                              const WeightLayout& layout,
                                                              std::uint64_t max_body_bytes,

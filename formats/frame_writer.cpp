@@ -27,8 +27,8 @@ ByteSink append_to(std::vector<std::byte>& out) {
   };
 }
 
-// Passes the streams of all entries to a sink, positions first, then values, in pieces that are
-// still in the cache when the sink copies them; and hashes each entry's streams.
+// Passes the positions of all entries, or their values, to a sink, in pieces that are still in the
+// cache when the sink copies them; and hashes the stream of each entry.
 class HashingSink {
  public:
   // `sizes`: the sizes of the entries' streams.

@@ -117,8 +117,8 @@ struct RolloutRecord {
   std::string id;              // of the receiver
   std::string run;             // hex; empty: the report names none
   std::uint64_t version = 0;   // the version that it holds
-  std::string digest;          // the digest that it reports, hex; empty: it holds no version
-  bool proven = false;         // it computed the digest from all tensors, and it is the version's
+  std::string digest;          // as reported, hex; empty: none, or nothing to compare it with
+  bool proven = false;         // the digest covers all tensors, and is that of the version
   std::uint64_t unproven = 0;  // tensors that the digest does not include
   bool left = false;           // it has signed off
   bool idle = false;           // an agent on whose host no engine or worker takes versions

@@ -97,10 +97,10 @@ struct VersionDirectory {
 
 // kNotFound if there is no such version, kIncomplete if a file is not (yet) there, kCorrupt if
 // files contradict each other. Other software writes no manifest, and an empty DONE or none; its
-// full versions may lack an index if the files' names state their number. With a manifest, DONE,
-// the manifest's hash and the size of every file are checked, and no payload file may be missing or
-// added. For an hdf5 version, whose parts are datasets, only the existence of version.h5 is
-// checked.
+// full versions may lack an index if the files' names state their number. A manifest must have the
+// hash that DONE states, every file the size that the manifest states, and no payload file may be
+// missing or added. For an hdf5 version, whose parts are datasets, only the existence of version.h5
+// is checked.
 [[nodiscard]] Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directory,
                                                     std::uint64_t version);
 // Reads every file that the manifest names and compares its hash. Ok if there is no manifest.

@@ -85,7 +85,7 @@ class BasicDecoder {
     begun_ = state_ >= kLowState;
   }
 
-  // The position of the next symbol below the scale.
+  // The place of the next symbol: a number below 2^scale_bits.
   [[nodiscard]] constexpr std::uint32_t peek(unsigned scale_bits) const {
     return state_ & ((std::uint32_t{1} << scale_bits) - 1);
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations on elements in host memory, and the list of their implementations.
 //
-// Every implementation gives the same results, bit for bit; reference/ is the specification. Units
-// (core/dtype.h) are 1, 2, 4 or 8 bytes wide and are compared, moved and summed as integers: -0
-// differs from +0, and NaN payloads count. Units and values may have any address. Nothing here
-// allocates, fails or starts a thread. Calls with disjoint outputs may run at the same time.
+// Every implementation gives the same bits; reference/ is the specification. Units (core/dtype.h)
+// are 1, 2, 4 or 8 bytes wide and are compared, moved and summed as integers: -0 differs from +0,
+// and NaN payloads count. Units and values may have any address. Nothing here fails or starts a
+// thread; only digest_strided() allocates. Calls with disjoint outputs may run at the same time.
 #pragma once
 
 #include <cstddef>

@@ -120,7 +120,7 @@ void add_steps(const DigestTensorKey& tensor, std::span<const BlockSteps> blocks
 
 Digest change_of_small_units(DigestSteps digest_steps, const DigestTensorKey& tensor,
                              UnitChanges changes) {
-  std::array<BlockSteps, 64> blocks;  // only entries that are read are filled
+  std::array<BlockSteps, 64> blocks;  // digest_steps() fills those that are read
   Digest digest;
   while (changes.done < changes.count) {
     const unsigned found = digest_steps(changes, half_keys(), blocks.data(), blocks.size());

@@ -106,9 +106,9 @@ StridedSum sum_runs(DigestSums digest_sums, const StridedMap& map, const std::by
   return sum;
 }
 
-// A transpose is processed in tiles. A tile has kTileRows units that adjoin in the target, each in
-// another row of the tensor; and of each row it has a block of the digest. Each row is summed
-// separately.
+// A transpose is processed in tiles. A tile has a part of kTileRows rows of the tensor: of each row
+// as many units as a block of the digest. Units of one column adjoin in the target. Each row is
+// summed separately.
 constexpr std::uint64_t kTileRows = 32;
 constexpr std::uint64_t kTilePitch = kDigestBlockBytes + 64;  // avoids cache conflicts between rows
 

@@ -32,7 +32,7 @@ struct CompactShape {
 class CompactDecode {
  public:
   // Device: 2 KiB per tile (8 KiB for units of one byte), 1 KiB per table, 384 bytes per list of
-  // steps. Host: 200 bytes per block, 48 per tile, and the tables.
+  // steps. Host: 184 bytes per block, 40 per tile, and the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     std::span<const CompactTable> tables);
   // `tiles` holds the tiles of all blocks, one block after the other. kCorrupt if their number or
@@ -63,7 +63,7 @@ class CompactDecode {
 class CompactEncode {
  public:
   // Device: 64 KiB for the counts, 2 KiB per tile (8 KiB for units of one byte), a unit and 4 bytes
-  // per change, 97 KiB per table. Host: the counts, 200 bytes per block, 56 per tile, the tables.
+  // per change, 97 KiB per table. Host: the counts, 184 bytes per block, 48 per tile, the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     const CompactFields& fields,
                                                     std::uint32_t tables);

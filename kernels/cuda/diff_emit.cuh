@@ -137,7 +137,7 @@ __device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t n
   return move;
 }
 
-// A warp moves a tile's results; each lane keeps this many loads in flight.
+// A warp moves a tile's results; each lane keeps kTogether loads in flight.
 template <unsigned W, bool Gaps>
 __device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
   constexpr unsigned kTogether = 6;

@@ -302,7 +302,7 @@ struct List {
   std::uint16_t offsets[list_units(W)];
   Unit<W> values[list_units(W)];
 
-  // Stores entries [from, to), as far as there is room.
+  // Stores the values of entries [from, to), as far as there is room.
   template <ValueCast C>
   __device__ __forceinline__ void pick_up_values(const std::byte* new_dev, unsigned from,
                                                  unsigned to, unsigned lane) {

@@ -64,8 +64,8 @@ struct DiffShape {
 
 // Compares tensors of one width and writes the changes of all of them as two streams: ascending
 // positions and new values, tensor after tensor without padding. make() fixes the sizes of the
-// tensors; each run() takes their addresses. One run at a time: the next may be queued after
-// results() of this one were read, or if they are not wanted.
+// tensors; each run() takes their addresses. One run at a time: queue the next one after results()
+// of this one were read, or at once if they are not needed.
 class DiffBatch {
  public:
   struct Tensor {
@@ -83,7 +83,7 @@ class DiffBatch {
   };
 
   // For up to `max_changed` changed units. Device memory per such unit: its width and 2 bytes; per
-  // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
+  // 32 KiB of tensor: 36 bytes; per tensor: 76 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes, std::uint64_t max_changed);
   [[nodiscard]] static Result<DiffBatch> make(std::span<const std::uint64_t> units,
@@ -188,7 +188,7 @@ class Patch {
                                           const Workspace& workspace, Stream stream);
 
   // Call it once the stream has passed make(). kCorrupt, naming the tensor, if positions do not
-  // ascend or lie past its end. The operations below write nothing for such a tensor.
+  // ascend or lie past its end. Do not use it then: operations skip only positions past the end.
   [[nodiscard]] Status check() const;
   // The number of the first such tensor, if there is one; as check().
   [[nodiscard]] std::optional<std::size_t> first_bad() const;
@@ -251,7 +251,7 @@ class StridedPatch {
     PositionCoding coding = PositionCoding::kGaps;
     const std::byte* positions_dev = nullptr;
   };
-  // 272 bytes per part, 4 per 1024 changes; the same on the host. With streams, also the workspace
+  // 264 bytes per part, 4 per 1024 changes; the same on the host. With streams, also the workspace
   // of a Patch of them.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts,
                                                     std::span<const Patch::Tensor> streams = {});
@@ -333,7 +333,7 @@ inline constexpr std::size_t kDigestMapSums = kDigestSums + 1;
 // Made once for a list of parts, and used for every sum of them. Works in the caller's workspace.
 class MapSweep {
  public:
-  // 264 bytes per part, 4 per 128 KiB of it.
+  // 256 bytes per part, 4 per 128 KiB of it.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const DigestMap> parts,
                                                     unsigned unit_bytes);
   [[nodiscard]] static Result<MapSweep> make(std::span<const DigestMap> parts, unsigned unit_bytes,

@@ -77,7 +77,7 @@ class ReportMaker {
     report_.figures.push_back(std::move(figure));
   }
 
-  // Adds the upper limit of the ratios to numpy: that of only reading the memory, which every
+  // Adds the upper limit of indices_vs_numpy: the ratio for only reading the memory, which every
   // comparison must do.
   void add_ceiling(const Result<RivalTimes>& rival) {
     if (!rival.ok()) return;

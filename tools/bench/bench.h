@@ -34,8 +34,8 @@ struct BenchFigure {
 };
 
 // The ratios (larger is better) are diff_vs_read, diff_deltas_vs_read, and {indices, deltas,
-// deltas_zstd, xor, overwrite, scatter}_vs_numpy; read_vs_numpy is the upper limit of the first
-// two. Absolute figures follow.
+// deltas_zstd, xor, overwrite, scatter}_vs_numpy; read_vs_numpy is the upper limit of
+// indices_vs_numpy. Absolute figures follow.
 struct BenchReport {
   std::vector<BenchFigure> figures;
 };

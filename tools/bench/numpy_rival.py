@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes and applies deltas in the usual Python way, and prints how long that takes.
 
-    numpy_rival.py OLD NEW TENSORS THREADS REPEATS     (files with the old and the new weights, bf16)
+    numpy_rival.py OLD NEW TENSORS THREADS REPEATS    (files with the old and the new weights, bf16)
 
-Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. The code is
-what people usually write: plain expressions, with temporaries made by numpy. A thread pool
+Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. The
+code is what people usually write: plain expressions, with temporaries made by numpy. A thread pool
 processes the tensors (numpy and zstandard release the GIL). It ends at the same point as Driftless'
 benchmark: positions and values of all tensors in two streams, as in a bucket; compressed tensors
 stay separate.

@@ -63,7 +63,7 @@ CLI::Option* add_number(CLI::App& command, const char* name, Number& number, con
       ->check(is_number())
       ->capture_default_str();
 }
-// Adds an option that takes one of these words; help, man page and completion list them.
+// The check of an option that takes one of these words; help, man page and completion list them.
 template <typename List, typename Name>
 CLI::IsMember one_of(const List& list, const Name& name) {
   std::vector<std::string> words;

@@ -138,7 +138,7 @@ void add_verify_engine(CLI::App& command, CLI::Option* checkpoint, Arguments& al
   command.add_option("--loader", options.loader, "SGLang: what its --custom-weight-loader names")
       ->capture_default_str()
       ->needs(engine);
-  command.add_option("--shm-dir", options.shm_dir, "SGLang: where its ranks answer, on its host")
+  command.add_option("--shm-dir", options.shm_dir, "SGLang: directory for its ranks' replies")
       ->capture_default_str()
       ->needs(engine);
   add_number(command, "--timeout", options.timeout_seconds, "Seconds for the engine's answer", 1.0,
@@ -170,8 +170,8 @@ void add_verify(CLI::App& app, Arguments& all) {
   command
       ->add_option(
           "--manifest", options.manifest,
-          "A version's manifest.json or directory, whose digest it must have (default: its "
-          "own state)")
+          "A version's manifest.json or directory: CKPT must have its digest (default: the digest "
+          "in CKPT's own state)")
       ->excludes(like);
   add_verify_engine(*command, checkpoint, all);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The subcommands of `driftless`: their arguments and the functions that run them. Every run_
-// function prints its result and returns the exit code; the caller reports failures. main.cpp fills
-// the structs.
+// function prints its result and returns the exit code; the caller reports failures. The files
+// *_arguments.cpp fill the structs.
 #pragma once
 
 #include <chrono>
@@ -154,7 +154,7 @@ struct PlanArguments {
   std::string precision = "bf16";
   std::string hand_over = "host_shm";
   std::string road, encoding;                                        // empty: all
-  std::optional<double> engines_per_host;                            // 8 workers
+  std::optional<double> engines_per_host;                            // empty: 8 workers
   std::optional<double> fs_write, fs_read, store_write, store_read;  // GB/s
   std::string figures;
   std::vector<std::string> set_figures;  // "name=value"

@@ -51,7 +51,7 @@ int report(const Common& common, const Status& status);
 [[nodiscard]] nlohmann::ordered_json number_or_text(const std::string& text);
 void print_json(const nlohmann::ordered_json& json);
 
-// The lines of print_table(). Control characters in cells from outside are removed.
+// The lines of print_table(). Cells are shown as one_line() returns them.
 [[nodiscard]] std::vector<std::string> table_lines(const std::vector<std::string>& header,
                                                    std::vector<std::vector<std::string>> rows);
 // Prints aligned columns. Columns of numbers (every cell begins with a digit, or is "-") are

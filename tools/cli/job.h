@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common parts of `driftless trainer` and `driftless rollout`: configuration and signals.
+// The common parts of `driftless trainer`, `rollout` and `agent`: configuration and signals.
 #pragma once
 
 #include <chrono>

@@ -179,8 +179,7 @@ std::string JobProgress::missing(std::string_view absent) const {
                                  : (holds ? " is at version " : " does not hold version "),
                    holds ? rollout.version : last_version_);
     if (rollout.lost && rollout.before > 0) {
-      text +=
-          concat(": it held version ", rollout.before, ", and has proven nothing since");
+      text += concat(": it held version ", rollout.before, ", and has proven nothing since");
     }
   }
   if (rollouts_.size() < least_) {

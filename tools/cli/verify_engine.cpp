@@ -46,8 +46,7 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
   if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
   std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": "
             << counted(proof.proven, "tensor") << " proven, " << proof.differing << " differ, "
-            << proof.unknown << " unknown" << (proof.why.empty() ? "" : "; ") << proof.why
-            << "\n";
+            << proof.unknown << " unknown" << (proof.why.empty() ? "" : "; ") << proof.why << "\n";
 }
 
 // The number of elements shown: enough to see whether a bit, a row or everything is wrong.

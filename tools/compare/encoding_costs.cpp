@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// `compact` holds a tensor's changes until all are known; larger ones are not measured.
+// `compact` holds all changes of a tensor at once. If they take more than this, it is not measured.
 constexpr std::uint64_t kMostHeldBytes = std::uint64_t{1} << 30;
 
 // Discards what is written. The writers count its bytes.

@@ -27,7 +27,7 @@ struct EngineSummary {
   std::map<std::string, std::uint64_t> errors;  // by status code name
 };
 
-// A trainer's line: the figures of a version without its payload.
+// The figures of a version, from a line of the trainer.
 struct TrainedVersion {
   std::uint64_t changed_units = 0, payload_bytes = 0;
   double density = 0;
@@ -41,7 +41,7 @@ struct MetricsSummary {
   std::vector<EngineSummary> engines;
   std::uint64_t most_folded = 0;          // the most versions that a rollout folded into one commit
   std::vector<double> link_bits_per_s{};  // bytes fetched over fetch time
-  std::vector<std::string> problems{};    // "file: line 7 is no record of metrics.file"
+  std::vector<std::string> problems{};    // "FILE: 2 of 9 lines without a record of ..."
 };
 
 [[nodiscard]] double median_of(std::vector<double> values);  // 0 if empty

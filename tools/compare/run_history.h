@@ -3,8 +3,8 @@
 // needed. The replay is in host memory and starts from a checkpoint or the oldest full version.
 // Every version is decoded, proven and applied as by a receiver. Nothing is written.
 //
-// Without weights to start from, versions that list positions are counted as they are; for others
-// only the manifest is read.
+// Without weights to start from, versions that list positions are counted as they are; all others
+// are left out, with the counts of their manifests (`compact`: also those of each tensor).
 #pragma once
 
 #include "plugin/targets/version_stager.h"
@@ -16,7 +16,7 @@ namespace driftless {
 
 struct HistoryVersion {
   FoundVersion found;
-  bool replayed = false;  // decoded and proven; otherwise counts are from the manifest
+  bool replayed = false;  // decoded from its base and proven; false: counted without it
   std::uint64_t changed_units = 0, payload_bytes = 0;
   std::vector<std::uint64_t> by_layer;  // changed weights by RunHistory::layers; empty: not known
   std::vector<EncodingCost> costs;      // without `full`; empty: not known

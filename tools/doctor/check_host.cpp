@@ -205,7 +205,7 @@ void check_hub(const std::string& address, const Report& report) {
   report({key, elsewhere ? kWarn : kFail,
           elsewhere ? concat(address, " is another host's, and no process answers there")
                     : std::string(errno_status(why, address).message()),
-          elsewhere ? "start the leading trainer, then look again; else let the port through"
+          elsewhere ? "start the leading trainer; if it runs, open this port in the firewall"
                     : concat("set another ", key)});
 }
 
@@ -231,7 +231,7 @@ void check_umask(const Report& report) {
   const bool open = (mask & S_IWOTH) == 0;
   report({"umask", open ? kWarn : kOk,
           open ? "every user may write what this one makes" : "others may not write",
-          open ? "umask 022: versions and checkpoints are trusted by their directories" : ""});
+          open ? "umask 022: whoever can write a version can change the weights" : ""});
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct CommandOutput {
                                         std::vector<std::pair<std::string, std::string>> variables,
                                         std::chrono::milliseconds wait);
 
-// The first line with a printable character; empty: none.
+// The first line that has more than spaces and dashes; empty: none.
 [[nodiscard]] std::string first_line(const std::string& text);
 
 // The path of a program on PATH; empty: it was not found.

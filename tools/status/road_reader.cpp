@@ -71,7 +71,7 @@ class RoadReader final : public StatusReader {
     sighting.status.origin = record_origin("status", 0);
     DRIFTLESS_RETURN_IF_ERROR(read_versions(ids, deadline, sighting));
     DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
-    // Read before and after the signs: a trainer that starts or ends in between is not silent.
+    // Reads the end-of-run message before and after the signs: a trainer may end in between.
     bool ended = read_end(sighting);
     DRIFTLESS_ASSIGN_OR_RETURN(const RoadSigns signs,
                                opener_.signs(config_.road_options(), deadline));

@@ -14,7 +14,7 @@ namespace driftless {
 struct Sighting {
   RunStatus status;
   std::string why;                     // the reason for the trainer's state
-  std::vector<std::string> damaged{};  // names of what could not be read
+  std::vector<std::string> damaged{};  // what is damaged, missing or mixed
   std::vector<std::string> notes{};    // what was skipped
   bool stalled = false;  // the trainer's process is alive, but has made no version for too long
 };
