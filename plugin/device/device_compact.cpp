@@ -111,7 +111,7 @@ class CompactBatch {
     gather_host_at_ = host_.take(gather_size_.host_bytes);
   }
 
-  // Copies the streams; gathers the old units unless they lie as in the block.
+  // Copies the streams; gathers the old units unless one plain map has all of them.
   Status bring(std::size_t i) {
     const CompactUnits& block = blocks_[i];
     DRIFTLESS_RETURN_IF_ERROR(

@@ -129,7 +129,7 @@ class DeviceDeltaPayload final : public RankPayload {
     return write_from_host(kept);
   }
 
-  // Copies the streams to their final place, behind a frame's head if the road needs frames there.
+  // Copies the streams to their final place: into a frame, if frames are made on the device.
   Status keep(const SliceResults& results, Kept& kept) {
     const unsigned width = unit_bytes(kept.dtype);
     for (std::size_t i = 0; i < results.entries.size(); ++i) {

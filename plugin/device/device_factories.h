@@ -8,8 +8,8 @@
 // meanwhile: the engine's queued work must be done (pause), and work that it queues after they
 // return sees the new version.
 //
-// Buckets in device memory are used in place; buckets on the host are copied to the device while
-// staging. A commit through maps is one launch per unit width, and one wait.
+// Buckets on the host, and those that go through maps, are copied while staging; others are used in
+// place. A commit through maps has one launch per unit width and coding, and one wait.
 //
 // Device memory, beyond the weights and the parts that arrived there; all of it is kept for the
 // next version:
@@ -36,7 +36,7 @@ namespace driftless {
 [[nodiscard]] Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device);
 
 // kUnsupported if this process has no such GPU. Makes the device current on the calling thread,
-// which must be the publisher's.
+// which must then open the publisher.
 [[nodiscard]] Result<std::shared_ptr<PublisherDevice>> make_publisher_device(
     const DeviceOptions& options);
 

@@ -98,7 +98,7 @@ class HostCopyPayload final : public RankPayload {
   HostCopyPayload(const PayloadContext& context, DeviceWork& work)
       : context_(context), work_(work), inner_(make_rank_payload(context)) {}
 
-  // Adds as many tensors at a time as fit a bucket.
+  // Adds as many tensors at a time as fit kGroupBytes, but at least one.
   Status add(std::span<const PairedTensor> batch) override {
     while (!batch.empty()) {
       std::size_t count = 0;

@@ -57,7 +57,7 @@ struct SliceChanges {
 // Writes whole tensors as frames, by way of a snapshot on the device.
 [[nodiscard]] std::unique_ptr<RankPayload> make_device_full_payload(const PayloadContext& context,
                                                                     DeviceWork& work);
-// For formats that need whole tensors in host memory: copies them there one at a time, and encodes
+// For formats that need whole tensors in host memory: copies them there in groups, and encodes
 // on the CPU. The snapshot is pinned.
 [[nodiscard]] std::unique_ptr<RankPayload> make_host_copy_payload(const PayloadContext& context,
                                                                   DeviceWork& work);

@@ -17,8 +17,8 @@ class DiskTransport : public OneRankTransport {
   DiskTransport(EngineLink link, DiskVersions& versions)
       : OneRankTransport(std::move(link)), versions_(versions) {}
 
-  // If the driver resumes the engine, clears its cache or reads its label, it writes nothing more
-  // in this request: release the checkpoint.
+  // If the driver resumes the engine, clears its cache or reads its label, it no longer writes what
+  // is staged: release the checkpoint.
   EngineAnswer carry(const EngineCall& call) override {
     const bool given_up = call.op == EngineOp::kResume || call.op == EngineOp::kClearCache ||
                           call.op == EngineOp::kReadLabel;

@@ -86,7 +86,7 @@ EngineCall judge_staged(DriverState& d) {
     return d.make(Phase::kPausing, EngineOp::kPause);
   }
   // The ranks staged different versions, perhaps because the publisher was faster than some of
-  // them: stage again.
+  // them, or a version before the goal: stage again.
   if (d.stage_attempts < kStageAttempts) return stage(d);
   return leave(d, error(StatusCode::kIncomplete, "the ranks did not stage the same version",
                         d.goal.version > 0 ? concat(", at least ", d.goal.version) : std::string(),

@@ -15,7 +15,7 @@ bool label_fits(const DriverState& d, const std::string& label);
 
 }  // namespace
 
-// Ends a request that wrote nothing. Resumes the engine if its ranks are known to hold one version.
+// Ends a request that wrote nothing or proved no label; resumes an engine that is at one version.
 EngineCall leave(DriverState& d, const Status& problem) {
   d.remember(problem);
   if (d.must_correct_label && d.pause == PauseState::kPaused) {
@@ -139,7 +139,7 @@ EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
 
 // Sets the label within a session, if the engine has sessions: a restarted server has no session
 // and refuses. No session is begun in a process other than the one that holds the version, because
-// a late finish of an earlier driver would name that process after the version.
+// a late finish of an earlier driver would give that process the label of the version.
 EngineCall correct_label(DriverState& d, const EngineAnswer& answer) {
   if (!d.holds_still(answer)) return label_not_proven(d, answer);
   if (!d.options.session) {

@@ -54,7 +54,7 @@ struct DriverState {
   // Makes the current call again after a wait.
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
-  // Ends the request. The engine stays paused, because its ranks do not hold one version.
+  // Ends the request. The engine stays paused: its weights, session or label may be wrong.
   [[nodiscard]] EngineCall stay_paused(const std::string& why);
   // Keeps the first problem of a request; later ones are dropped.
   void remember(const Status& failure);

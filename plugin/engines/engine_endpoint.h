@@ -20,8 +20,8 @@ enum class EngineAction : unsigned char {
   kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
 };
 
-// The layout of the files that the engine loads. Defined here because job/ needs it and must not
-// depend on the rest of engines/.
+// The road.layout that an engine with this action needs: the engine reads it, or the receiver that
+// patches its checkpoint does.
 [[nodiscard]] constexpr DirectoryLayout layout_read_by(EngineAction action) {
   return action == EngineAction::kUpdateFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
 }

@@ -118,8 +118,8 @@ void EngineFleet::run(Engine& engine) {
     } else {
       pause = calls_.retry_wait;
     }
-    // An update locks the checkpoint's files, and the updates of other engines wait for the lock.
-    // So check first that this engine answers.
+    // An update locks the checkpoint's files, and the next version is patched only after that. So
+    // check first that this engine answers.
     if (failed_goal > 0 && !look(engine, true)) continue;
     EngineRecord done = update(engine, *goal);
     failed_goal = done.status.ok() ? 0 : *goal;

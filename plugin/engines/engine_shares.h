@@ -65,7 +65,7 @@ struct EngineProof {
                                                    const std::vector<RankShares>& ranks, bool all);
 
 // Asks all ranks. With `sweep` they read their weights now; otherwise they report the sums that
-// they have tracked since their last sweep. kUnsupported if the engine's workers do not have this
+// they update with every commit. kUnsupported if the engine's workers do not have this
 // call.
 [[nodiscard]] Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
                                                          PauseState pause);

@@ -65,7 +65,7 @@ using InProcessCall =
     std::function<Result<std::string>(const std::string& operation, const std::string& arguments)>;
 [[nodiscard]] std::unique_ptr<EngineTransport> make_in_process_transport(InProcessCall call);
 
-// The version offered to engines that read files. The process that patches the checkpoint holds
+// The version offered to engines that read files. The thread that patches the checkpoint holds
 // `lock` exclusively; transports hold it shared while their engines read.
 struct DiskVersions {
   std::shared_timed_mutex lock;

@@ -116,8 +116,8 @@ class SglangTransport final : public EngineTransport {
     return answer;
   }
 
-  // Outside a commit the engine is paused only for as long as it takes to start a thread. If the
-  // engine is not known to be running, it stays paused, and the driver decides.
+  // Outside a commit the engine is paused only for one command; to stage, that starts a thread. If
+  // the engine is not known to be running, it stays paused, and the driver decides.
   [[nodiscard]] Status send(const EngineCall& call, const Json& command, bool& paused) {
     const bool hold = call.pause != PauseState::kPaused;
     if (hold) {

@@ -28,7 +28,7 @@ bool is_group(const ConfigTable& table, std::string_view name) {
   });
 }
 
-// Keys that were removed, and what happens without them.
+// Keys that were removed, and what to do instead.
 constexpr std::pair<std::string_view, std::string_view> kGone[] = {
     {"agent.engines", "list them under engines, each with its kind"},
     {"agent.mirror", "remove it: workers that cannot decode compact are sent deltas"},

@@ -88,8 +88,8 @@ struct Config {
   // settings.
   [[nodiscard]] const RoadKind& kind() const;
   [[nodiscard]] const RoadOptions& road_options() const;
-  // The options of a road by their type, chosen or not. The second function returns null unless
-  // that road is chosen.
+  // The options of a road by their type, chosen or not. chosen() returns null unless that road is
+  // chosen.
   template <typename Options>
   [[nodiscard]] Options& of_road() {
     return const_cast<Options&>(std::as_const(*this).of_road<Options>());

@@ -52,8 +52,8 @@ class JobProcess {
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history();
 
   // The end-of-run message (run_end.h has its text). [leading trainer, once its road is made]
-  // withdraw_end() removes the message of an earlier process of the run; at the end the message is
-  // sent to all rollouts. [rollout] fetch_end() returns the message once it was sent. These do
+  // withdraw_end() removes the message of an earlier process of the run; publish_end() sends it to
+  // all rollouts at the end. [rollout] fetch_end() returns the message once it was sent. These do
   // nothing on a road that cannot carry the message.
   [[nodiscard]] Status withdraw_end();
   [[nodiscard]] virtual Status publish_end(std::string_view text, const Deadline& deadline);

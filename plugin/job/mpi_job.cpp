@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that an MPI launcher started, or whose road needs MPI.
+// A process that an MPI launcher started: it joins the job by MPI, whatever its road.
 //
 // Waits poll briefly and sleep in between: on a machine with fewer cores than processes, a rank
 // that spins takes CPU time from the rank for which it waits. One thread at a time, the one that

@@ -11,14 +11,14 @@ namespace {
 
 constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact};
 // The chooser switches to another encoding if that takes less than kGain of the present one's time.
-// It requires kGainSoon in two cases. First, if the present encoding was measured only in its first
-// version, which is slower because it touches its memory for the first time. Second, during the
-// kSoon versions after a switch, unless that switch tried an encoding that had not been used
-// before.
+// It requires kGainSoon in two cases. First, for an encoding that was never used, while the present
+// one was measured at most once: its first version is slower, because it touches new memory.
+// Second, for an encoding that was used before, during the kSoon versions after a switch, unless
+// that switch tried an unused one.
 constexpr double kGain = 0.93, kGainSoon = 0.7;
 constexpr unsigned kSoon = 8;  // versions
-// Upper bounds of the times of `compact`, as multiples of the measured times of `deltas`. If those
-// are short, for example on a GPU, the estimate for CPU cores would be far too long.
+// Upper bounds of the times that an unused encoding adds to those of `deltas`, as multiples of
+// these. If these are short, as on a GPU, the estimate for CPU cores would be far too long.
 constexpr double kMostMake = 6, kMostDecode = 3;
 // However slow the road is, at least this share of the decoding is left after the last part
 // arrives.

@@ -6,7 +6,7 @@
 //   anything else     -> abort on all ranks: the store is rolled back, the changes go with the next
 //                        version
 //
-// Every rank calls open(), publish() and close() the same number of times (a failed publish()
+// Every rank calls open(), publish() and publish_anchor() the same number of times (a failed call
 // counts). No call lasts longer than its deadline plus the time of its own work. One thread at a
 // time; threads that a call starts end with it. The group, the roads and the file system outlive
 // the publisher.
@@ -43,7 +43,7 @@ struct PublisherOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, if the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()
-  bool background = true;  // a second thread encodes and writes; false if the road allows only one
+  bool background = true;  // other threads encode and write; false if the road allows only one
   // A version is sent in full if a larger share of the units changed.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
@@ -114,7 +114,7 @@ struct PublishReport {
   bool anchor = false;  // an anchor of this version was published, too
   // The tensors that changed most, largest first. Only on the leader, and only for a delta that was
   // compared or captured on the host. Each rank reports only its kMostChangedTensors, so the count
-  // of a tensor that ranks share may lack some.
+  // of a tensor that ranks share may be too small.
   std::vector<TensorDensity> most_changed;
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   LiveCosts live;                  // of this rank; zero if it keeps a snapshot
@@ -191,9 +191,9 @@ class Publisher {
   // collective. If it was not called, publish() with the same source does it. `stream` as above:
   // the version includes the work that is queued there until now, and publish() waits for it.
   // `in_background`: the trainer goes on during publish(). The version then has the weights of this
-  // call, or fails (kMismatch). The call reads all weights if capture() was not called since the
-  // last version, if it failed, or if the last version found missing changes; otherwise it reads
-  // only tensors with more changes than were kept.
+  // call, or fails (kMismatch). The call then reads the tensors with more changes than were kept.
+  // It reads all weights if capture() was not called since the last version, if it failed, or, on a
+  // GPU, if the last version had such tensors.
   [[nodiscard]] Status observe(WeightSource& weights, void* stream = nullptr,
                                bool in_background = false);
   // Leader: the next publish() adds an anchor. It also does if a receiver asks for one because it

@@ -38,7 +38,7 @@ Result<std::unique_ptr<MappedTarget>> target_of(const WeightStore& store, const 
   }
   MappedOptions options;
   options.initial = VersionId{};
-  options.initial_digest = run.base_digest;  // the store is a part of it
+  options.initial_digest = run.base_digest;  // of all ranks; the store has a part of the weights
   options.threads = threads;
   return make_mapped_target(std::move(parts), options);
 }

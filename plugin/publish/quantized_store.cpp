@@ -500,8 +500,8 @@ std::set<std::uint32_t> QuantizedStore::blocks_anew(std::size_t number) const {
   return anew;
 }
 
-// Copies all rows that the blocks touch, so that each row is one copy from a GPU. Empty for host
-// memory.
+// Copies whole rows of weights: one copy from the GPU for each row of blocks that `blocks` touch.
+// Empty for host memory.
 Result<QuantizedStore::Rows> QuantizedStore::rows_of(std::size_t number,
                                                      const std::set<std::uint32_t>& blocks) const {
   Rows rows;
@@ -639,7 +639,7 @@ Status QuantizedStore::adopt(std::vector<Digest> now, std::vector<std::string>& 
   return {};
 }
 
-// Measures every block, if the changes are not known.
+// Measures every block of a matrix whose changes are not known.
 Status QuantizedStore::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];

@@ -50,7 +50,7 @@ class QuantizedStore final : public WeightStore {
   };
   // `numbers`: for each of QuantizedWeights::tensors(), its number here. `trainer_layout`: the
   // trainer's tensors; `local`: this rank's parts of them; `trainer_numbers`: for each tensor that
-  // the rank offers, its index in `local`. All outlive the store.
+  // the rank offers, its index in `local`. The layout and the device outlive the store.
   struct Parts {
     std::vector<OwnedTensor> owned;
     std::vector<std::uint32_t> numbers;
@@ -110,7 +110,7 @@ class QuantizedStore final : public WeightStore {
   [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const;
   [[nodiscard]] Status measure_joint(std::size_t matrix);
-  // Measures all matrices; measure_changes() must have run for those whose changes are known.
+  // Measures shared blocks, and the changed blocks of matrices whose changes are known.
   [[nodiscard]] Status measure(bool in_doubt);
   [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);

@@ -117,8 +117,8 @@ std::string ReceiverPlanner::who_cannot(Encoding encoding) const {
 Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
   if (wanted == Encoding::kCompact && !codes_compact(options_)) {
     notes.emplace_back(
-        "'compact' is coded on the host, or with a snapshot on the GPU, and these weights lie on a "
-        "GPU that has none: versions are published in 'deltas'");
+        "'compact' needs a snapshot if the publisher quantizes, and snapshot: device if it uses a "
+        "GPU: versions are published in 'deltas'");
     wanted = Encoding::kDeltas;
   }
   const std::string who = who_cannot(wanted);

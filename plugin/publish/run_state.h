@@ -22,7 +22,7 @@ struct VersionShape {
 struct RunState {
   WeightLayout layout;              // of all ranks
   std::vector<std::size_t> owners;  // by tensor of the layout: how many ranks own some of it
-  std::vector<bool> in_blocks;      // by tensor of the layout: no rank owns all of it
+  std::vector<bool> in_blocks;      // by tensor of the layout: it is offered in blocks
   VersionId id;                     // the last committed version
   Digest digest;                    // of all ranks' weights at id
   Digest base_digest;               // of all ranks' weights at version 0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ScaleJumps: finds tensors with FP8 blocks of which a version changes many scales. A changed scale
-// changes most codes of its block, so the note on a dense version names these tensors as the cause.
+// changes most codes of its block and may make the version dense, so a note names these tensors.
 #pragma once
 
 #include <map>

@@ -22,7 +22,7 @@ struct KeptChange {
 // Tensors that are ready to be written; the store has their new bytes.
 struct ReadyTensors {
   std::vector<std::uint32_t> numbers;
-  std::vector<KeptChange> changes;  // for deltas; ascending by turn and position
+  std::vector<KeptChange> changes;  // for deltas; in the order of `numbers`, then by position
   std::uint64_t size_bytes = 0;     // of the changes, or of whole tensors
 };
 
@@ -75,7 +75,7 @@ class ShardPayload final : public RankPayload {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
                                context_.road->create_part(findings_.shard));
     const ShardOptions options{context_.frame.encoding, context_.checksum, context_.threads};
-    std::vector<std::uint32_t> tensors;  // their blocks are not written
+    std::vector<std::uint32_t> tensors;  // owned whole; blocks are not written
     for (const OwnedTensor& owned : context_.store->owned()) {
       if (owned.block() == nullptr) tensors.push_back(owned.tensor());
     }

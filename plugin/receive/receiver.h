@@ -45,8 +45,8 @@ struct UpdateReport {
 
 struct ReceiverOptions {
   std::string id = "receiver";  // of plain characters, unique on the road
-  // The most bytes of parts that are staged for one commit. For `compact`, the decoded changes
-  // count, too.
+  // The most bytes of parts that one commit folds; a single version may have more. For `compact`,
+  // the decoded changes count, too.
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;
   unsigned read_workers = 4;  // parts or ranges of parts that are fetched at a time
   // Bytes of full-shape tensors that an engine's loader is given at a time (an engine's target).
@@ -65,7 +65,7 @@ struct ReceiverOptions {
   // that must be refreshed. May be empty.
   std::function<Status(std::uint64_t version)> before_read;
   // Called around writing, also by rollback(). If pause fails, nothing has changed and commit() may
-  // be called again. If resume fails, the commit holds, and the failure is returned after it. If a
+  // be called again. If resume fails, the commit holds, and commit() returns the failure. If a
   // failed commit left the weights without a version, the engine stays paused until stage() has
   // recovered one, or a later commit has written one. May be empty.
   std::function<Status()> pause;
@@ -129,9 +129,9 @@ class Receiver {
   // serve each other (anchor_offer.h). After this call it no longer does: its weights may be moved
   // or freed.
   void offer_nothing();
-  // As stage(), but returns false on kWrongBase and kMismatch until they have lasted for
-  // fetch_deadline: versions may appear out of order, the next one may bring the anchor that the
-  // receiver now asks for, and mismatched bytes are fetched again.
+  // As stage(), but returns false on kWrongBase, kMismatch, kCorrupt and kIncomplete until they
+  // have lasted for fetch_deadline: versions may appear out of order, the next one may bring the
+  // anchor that the receiver now asks for, and damaged bytes are fetched again.
   [[nodiscard]] Result<bool> stage_patiently(const Deadline& deadline);
   // Why stage_patiently() last had to wait; ok if it never had to.
   [[nodiscard]] const Status& trouble() const { return trouble_; }
@@ -143,7 +143,7 @@ class Receiver {
   [[nodiscard]] Status rollback();
   // Sends a report now, with the times of the last commit.
   [[nodiscard]] Status report();
-  // kDeadlineExceeded if no report has been accepted for connect_deadline.
+  // kDeadlineExceeded if every report of the last connect_deadline has timed out.
   [[nodiscard]] Status check_contact() const { return contact_.check(state().id.version); }
   // The trainer's end-of-run note, once there is one.
   [[nodiscard]] Result<std::optional<EndOfRun>> listen_for_end();
@@ -153,15 +153,15 @@ class Receiver {
   [[nodiscard]] const std::string& id() const { return options_.id; }
   [[nodiscard]] TargetState state() const { return target_->state(); }
   // Why nothing proves yet that the weights are the version that they were declared to be; empty:
-  // they are proven, or no version is held. Reports to the road include it.
+  // they are proven, or no version is held. If set, reports count every tensor as unproven.
   [[nodiscard]] const std::string& unproven() const { return digests_.unproven(); }
   // The version that commit() would reach; none if nothing is staged. Receivers that commit
   // together compare it first.
   [[nodiscard]] std::optional<std::uint64_t> staged_version() const;
   [[nodiscard]] const Hash128& run() const { return digests_.run(); }
   // The run's digest of each tensor at the target's version, from the announcement and the
-  // manifests, ordered as the layout. Empty if these have none, or if the manifests that lead to
-  // the version were gone when the receiver was opened; then from the next full version on.
+  // manifests, ordered as the layout. Empty if these have none. Also empty until the next full
+  // version if the manifests that lead to this one were gone when the receiver was opened.
   [[nodiscard]] const std::vector<Digest>& tensor_digests() const;
   [[nodiscard]] const WeightLayout& layout() const { return digests_.layout(); }
   [[nodiscard]] const ReceiverCounts& counts() const { return counts_; }
@@ -184,7 +184,7 @@ class Receiver {
   [[nodiscard]] bool offer_anchor();
   void note_speed();
   void sign_of_life();
-  // Does nothing while the weights are parts of two versions.
+  // Calls options.resume, unless the target holds no version: then the engine stays paused.
   [[nodiscard]] Status resume();
 
   ReceiverOptions options_;

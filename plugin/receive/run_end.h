@@ -53,13 +53,13 @@ class TrainerContact {
   void note(const Status& report);
   // Whether the last report was not accepted in time.
   [[nodiscard]] bool silent() const { return silent_.has_value(); }
-  // kDeadlineExceeded if no report was accepted for `patience`.
+  // kDeadlineExceeded if every report of the last `patience` timed out.
   [[nodiscard]] Status check(std::uint64_t version) const;
 
  private:
   std::chrono::milliseconds patience_;
   Deadline alive_ = Deadline::after(std::chrono::milliseconds(0));
-  std::optional<Deadline> silent_;  // runs from the first report that failed
+  std::optional<Deadline> silent_;  // runs from the first report that timed out
   Status last_report_;
 };
 

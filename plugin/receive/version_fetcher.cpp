@@ -287,8 +287,8 @@ Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& sta
   std::uint64_t bytes = 0;
   for (const PublicationId& id : listed) {
     if (id.kind != PublicationKind::kVersion || id.version <= version) continue;
-    // Only the next version is likely to adjoin: a later one would need its base to be the
-    // target's.
+    // If the next listed version does not adjoin, the chain ends: the versions after it build on
+    // that version.
     Result<FoundManifest> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
       // Continue with what is there; the next round handles the failure.

@@ -109,9 +109,9 @@ class VersionFetcher {
   // Fetches what follows a target's state. Retries what is incomplete, damaged or gone until the
   // options' fetch_deadline; then returns the last failure. If a listed version stays gone, damaged
   // or incomplete, a newer anchor is taken instead; without one, kWrongBase, kCorrupt or
-  // kIncomplete. Later calls try such a version only once. Every fetched part or block was compared
-  // with its hash, and is memory of its own or listed as mapped; every manifest belongs to the run.
-  // Nothing: there is nothing newer.
+  // kIncomplete. After kCorrupt or kIncomplete the next call tries only once. Every fetched part or
+  // block was compared with its hash, and is memory of its own or listed as mapped; every manifest
+  // belongs to the run. Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
                                                           FetchMode mode = FetchMode::kAny,
                                                           const FetchNeeds& needs = {});
@@ -154,8 +154,8 @@ class VersionFetcher {
   // Proves fetched blocks by their hashes, and takes them as frames of the version.
   [[nodiscard]] Status take_blocks(FetchedBlocks& blocks, FetchedVersion& version,
                                    FetchedChain& chain, const FetchNeeds& needs) const;
-  // Copies every part that is a mapping into memory of its own, then compares its hash, so that
-  // later writes to the file cannot change what was compared.
+  // Copies each mapping that is not listed as mapped into memory of its own, so that later writes
+  // to the file cannot change it. Then compares the hash of every part.
   [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;
   [[nodiscard]] Status take_part(FetchedVersion& version, std::size_t file,
                                  const Deadline& deadline) const;

@@ -6,10 +6,10 @@
 //
 //   open -> ( stage ... status -> commit | rollback )... -> close
 //
-// stage() starts a thread and returns; until the thread ends, every other call except status() and
-// wait() is refused (kBusy). An error is repeated in every reply until the next call that succeeds.
-//
-// One call at a time; a second one is refused. status() and wait() may be called from any thread.
+// stage() starts a thread and returns; while that stages, every other call but status() and wait()
+// is refused (kBusy). If staging, commit() or shares() fails, every reply repeats the error until
+// stage(), commit(), rollback() or the open() of another configuration succeeds. One call at a
+// time; a second one is refused. status() and wait() may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -89,9 +89,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
   // Returns to `version`: drops what is staged, or takes the last commit back.
   [[nodiscard]] std::string rollback(std::int64_t version, const std::string& nonce);
   // Adds to the reply this rank's share of each tensor (plugin/engines/engine_shares.h). With
-  // `sweep` the weights are read now; otherwise the shares are those tracked since the last sweep.
+  // `sweep` the weights are read now; otherwise the shares are those that commits keep up to date.
   [[nodiscard]] std::string shares(bool sweep, const std::string& nonce);
-  // Adds to the reply the present contents, whatever the rank's state
+  // Adds to the reply the weights as they are now, even if they are no version
   // (plugin/engines/engine_places.h): for all tensors their shares, for one tensor its blocks, or
   // some of its elements.
   [[nodiscard]] std::string read(const std::string& tensor, std::uint64_t first,

@@ -33,7 +33,7 @@ enum class WorkerState : unsigned char {
 struct WorkerReply {
   std::string nonce;  // of the call
   std::int64_t rank = 0;
-  // Of the last call that failed, until a call succeeds.
+  // Of this call; if that succeeded, of an earlier one whose error is repeated (worker.h).
   std::optional<std::string> error;
   WorkerState state = WorkerState::kClosed;
   std::int64_t version = 0;  // of the weights; kTornVersion: they are parts of two versions
@@ -43,7 +43,7 @@ struct WorkerReply {
   std::string waits;        // why the last staging found nothing
   std::map<std::string, std::uint64_t> ways;
   std::map<std::string, double> timings;
-  std::vector<std::string> moved;  // how the engine moved tensors before the last stage()
+  std::vector<std::string> moved;  // the moves found by the last stage(), sweep or read()
 };
 
 // `beside`: an object whose members are added to the reply's own.
