@@ -90,6 +90,7 @@ class QuantizedStore final : public WeightStore {
   void commit() override;
 
  private:
+  static constexpr std::uint32_t kNotHere = ~std::uint32_t{0};
   using Matrix = QuantizedWeights::Matrix;
   // Codes and scales of a matrix.
   struct Quantized {
