@@ -41,18 +41,18 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   for (std::uint32_t i = 0; i < kept_.size(); ++i) {
     if (kept_[i] != kNotHere) DRIFTLESS_RETURN_IF_ERROR(add(kept_[i], live_.data(i), memory));
   }
-  Quantized made;
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+  LiveMatrices::Quantized made;
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
     if (on_gpu()) {
       made.largest = matrix.known;
-      DeviceMatrix box{matrix.part, weights_of(m), made.largest, nullptr};
+      DeviceMatrix box{matrix.part, matrices_.weights_of(m), made.largest, nullptr};
       DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there({&box, 1}));
       DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), box.codes, memory));
       made.scales.resize(matrix.scale_count() * sizeof(float));
       if (matrix.scales) weights_.make_scales(matrix, made.largest, made.scales.data());
     } else {
-      DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
+      DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(m, made));
       DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
     }
     if (!matrix.scales) continue;
@@ -95,14 +95,13 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
 Status QuantizedStore::adopt(std::vector<Digest> now, std::vector<std::string>& notes) {
   NamedTensors named(notes);
   std::set<std::uint32_t> seen;  // tensors of the trainer
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const std::uint32_t tensor =
-        live_.owned(trainer_numbers_[weights_.matrices()[m].from]).tensor();
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
+    const std::uint32_t tensor = live_.owned(matrices_.number(m)).tensor();
     if (now[tensor] == trainer_digests_now_[tensor]) continue;
-    DRIFTLESS_RETURN_IF_ERROR(scan(m));
+    DRIFTLESS_RETURN_IF_ERROR(matrices_.scan(m));
     if (is_whole(m) || !seen.insert(tensor).second) continue;
-    named.add(concat("tensor '", live_.spec(trainer_numbers_[weights_.matrices()[m].from]).name,
-                     "' of publisher rank ", options_.live.rank,
+    named.add(concat("tensor '", live_.spec(matrices_.number(m)).name, "' of publisher rank ",
+                     options_.live.rank,
                      " was written without capture(); its codes and scales are as they were"));
   }
   named.end();
@@ -110,27 +109,14 @@ Status QuantizedStore::adopt(std::vector<Digest> now, std::vector<std::string>& 
   return {};
 }
 
-// Measures every block, if the changes are not known.
-Status QuantizedStore::scan(std::size_t number) {
-  const Matrix& matrix = weights_.matrices()[number];
-  MatrixBlocks& blocks = blocks_[number];
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      blocks.local_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
-  blocks.largest_now = blocks.local_after;
-  for (const std::uint32_t block : matrix.joint) {
-    blocks.largest_now[block] = std::max(matrix.known[block], blocks.local_after[block]);
-  }
-  return {};
-}
-
 // Computes the digests of tensors that are sent whole; drops those that receivers already have.
 Status QuantizedStore::sum_whole(std::span<const Digest> tracked) {
   if (whole_.empty()) return {};
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
     const bool scales = matrix.scales && whole_.contains(owned(numbers_[*matrix.scales]).tensor());
     if (!is_whole(m) && !scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(scan(m));
+    DRIFTLESS_RETURN_IF_ERROR(matrices_.scan(m));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
   for (const std::uint32_t tensor : whole_) {
