@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/rank_state.h"
 
+#include "core/parallel.h"
+
 namespace driftless {
 
 RankState::RankState(const PublisherOptions& given, Group& ranks, SendRoad& to, ReceiveRoad* from)
