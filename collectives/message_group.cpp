@@ -87,7 +87,7 @@ Status MessageGroup::send(unsigned first, unsigned last, std::uint64_t kind,
   const Header header{epoch_, operation_, kind, message.size()};
   if (message.size() > mail_->most_bytes() - sizeof(header)) {
     return error(StatusCode::kInvalidArgument, "a message of ", message.size(),
-                 " bytes between publisher ranks: at most ", mail_->most_bytes() - sizeof(header));
+                 " bytes to other ranks; the limit is ", mail_->most_bytes() - sizeof(header));
   }
   const std::string_view begin(reinterpret_cast<const char*>(&header), sizeof(header));
   const std::uint64_t mark = mail_->mark();

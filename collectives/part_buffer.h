@@ -14,10 +14,10 @@ namespace driftless {
 class PartBuffer {
  public:
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_.get(), size_bytes_}; }
-  // Gaps before `offset` that were never written become zero. Without memory it changes nothing and
-  // returns false.
+  // Gaps before `offset` that were never written become zero. If no memory is left, changes
+  // nothing and returns false.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> bytes);
-  // Sets the size; new bytes have any value. Without memory it changes nothing and returns false.
+  // Sets the size; new bytes have any value. Fails like write().
   [[nodiscard]] bool resize(std::uint64_t size_bytes);
   [[nodiscard]] std::span<std::byte> writable() { return {data_.get(), size_bytes_}; }
   // Empties the buffer and keeps its memory.
@@ -41,8 +41,8 @@ class PartPool : public std::enable_shared_from_this<PartPool> {
  public:
   // Keeps at most `spare_bytes` of unused memory, and frees the longest unused first.
   explicit PartPool(std::uint64_t spare_bytes) : most_bytes_(spare_bytes) {}
-  // Returns an empty buffer with spare memory: the last one given back, or with `size_bytes` one
-  // that holds so many bytes and is not much larger. Without such memory the buffer has none.
+  // Returns an empty buffer with spare memory: that given back last or, with `size_bytes`, memory
+  // that holds so many bytes and is not much larger. Without spare memory the buffer allocates.
   [[nodiscard]] PartBuffer take(std::optional<std::uint64_t> size_bytes = std::nullopt);
   // Shares a finished part. When the last reader releases it, its memory returns to this pool.
   [[nodiscard]] std::shared_ptr<const PartBuffer> share(PartBuffer buffer);

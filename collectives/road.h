@@ -185,7 +185,7 @@ class SendRoad {
   // `bytes`. The error names the setting that is too small. A road with a limit in bytes refuses
   // here, before the first version.
   [[nodiscard]] virtual Status check_version_size(std::uint64_t /*bytes*/) { return {}; }
-  // [all] What opening the road did that the user should know.
+  // [all] Notes for the user about the opening of the road: a directory that it made, for example.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
   // [all] Null if the road has no fallback.
   [[nodiscard]] virtual Fallback* fallback() { return nullptr; }
@@ -202,9 +202,9 @@ class ReceiveRoad {
 
   // Waits for the announcement and returns it.
   [[nodiscard]] virtual Result<std::string> run_info(const Deadline& deadline) = 0;
-  // For a receiver that already holds all weights of a version, with this digest (hexadecimal);
-  // called before any other call. kWrongBase if the road finds that its version has other weights.
-  // Roads whose runs have random ids need no check: the run's id is the check.
+  // Checks the weights of a receiver that already holds a whole version, by their digest
+  // (hexadecimal), before any other call. kWrongBase if the road's version has other weights. Roads
+  // whose runs have random ids need no check: the run's id is the check.
   [[nodiscard]] virtual Status check_held(std::uint64_t /*version*/, std::string_view /*digest*/,
                                           const Deadline& /*deadline*/) {
     return {};

@@ -104,8 +104,8 @@ struct OpenRoad {
   std::function<Status(std::string_view text)>
       publish_end;                       // like RoadOpener::publish_end; may be empty
   std::function<Status()> withdraw_end;  // likewise
-  // The road that this process uses in place of the configured one; empty if it uses that. The
-  // function may be empty.
+  // Returns the name of the road that this process uses instead of the configured one, or "" if it
+  // uses the configured one. May be empty.
   std::function<std::string()> fallback;
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // threads other than the opening one may use it

@@ -17,7 +17,7 @@ struct BlockPlace {
     std::uint64_t stride = 1;  // units of the tensor
   };
   std::uint64_t units = 0;  // of the block
-  std::uint64_t first = 0;  // unit of the tensor that is the block's first
+  std::uint64_t first = 0;  // the tensor's unit at which the block begins
   std::uint64_t run = 1;    // units that adjoin in the block and in the tensor
   std::uint32_t dims = 0;
   Dim dim[kMaxDims];  // of the runs, descending strides

@@ -8,8 +8,8 @@
 namespace driftless {
 namespace {
 
-// Changes must stay possible in a class with few units, and if only a sample of its units was
-// counted: the hazard of a class with changes is from 1 to kMaxCompactHazard.
+// The hazard of a class with changes is from 1 to kMaxCompactHazard. So every change can be coded,
+// even if the class has few units or if only a sample of its units was counted.
 std::uint16_t hazard_of(std::uint64_t changes, std::uint64_t units) {
   if (changes == 0) return 0;
   const double p = static_cast<double>(changes) / static_cast<double>(std::max(units, changes));

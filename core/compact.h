@@ -58,7 +58,7 @@ struct CompactFields {
 // How the changes of a class are distributed over the symbols, as cumulative weights.
 struct CompactSteps {
   std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // [s]: sum of the weights before s
-  std::array<std::uint8_t, kCompactStepScale> symbols{};        // by place below the scale
+  std::array<std::uint8_t, kCompactStepScale> symbols{};        // [x]: the s whose range has x
 
   [[nodiscard]] constexpr unsigned weight(unsigned symbol) const {
     return starts[symbol + 1] - starts[symbol];
@@ -69,7 +69,7 @@ struct CompactSteps {
 
 struct CompactTable {
   CompactFields fields;
-  // -log2(1 - p) of a change, in units of 6 / 65536; 0: no unit of the class changes.
+  // -log2(1 - p) in units of 6 / 65536; p: the fraction of the class that changes. 0: none does.
   std::array<std::uint16_t, kCompactClasses> hazards{};
   std::array<std::uint16_t, kCompactClasses> step_rows{};  // 0: only symbol 0; r: steps[r - 1]
   std::vector<CompactSteps> steps;
@@ -95,7 +95,7 @@ struct CompactCounts {
 
   void add(const CompactCounts& other);
 };
-// Codes every change that was counted.
+// A table that can code every change that was counted.
 [[nodiscard]] CompactTable make_compact_table(const CompactFields& fields,
                                               const CompactCounts& counts);
 

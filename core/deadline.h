@@ -22,7 +22,7 @@ class Deadline {
   [[nodiscard]] static Deadline after(std::chrono::milliseconds wait);
   // The earlier of this one and `wait` from now.
   [[nodiscard]] Deadline sooner(std::chrono::milliseconds wait) const;
-  // The same deadline, which is also over once `stopped` returns true, after a signal for example.
+  // The same deadline, but it is also over once is_stopped() is true, for example after a signal.
   // A wait that sleeps by Backoff then ends within a fifth of a second; other waits end when they
   // next check the deadline.
   [[nodiscard]] Deadline unless(bool (*is_stopped)()) const;

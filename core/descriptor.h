@@ -36,7 +36,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Fills all of `bytes`, with as many calls as that takes. kCorrupt if the file ends before.
+// Write or read all of `bytes`, with as many calls as needed. kCorrupt if a read meets the end.
 [[nodiscard]] Status write_at(const Descriptor& file, std::uint64_t offset,
                               std::span<const std::byte> bytes, std::string_view what);
 [[nodiscard]] Status read_at(const Descriptor& file, std::uint64_t offset,

@@ -12,7 +12,7 @@
 
 namespace driftless {
 
-// Any thread. Memory that was taken outlives it, and is then freed instead of kept.
+// Any thread. Memory that was taken may outlive this object, and is then freed instead of kept.
 class KeptMemory {
  public:
   // Keeps at most this many unused bytes. Memory in use is not bounded here.
@@ -37,7 +37,7 @@ class KeptMemory {
   std::shared_ptr<Store> store_;
 };
 
-// `kept`, or, if it is null, memory that is freed after its use.
+// Takes memory from `kept`; if that is null, takes memory that is freed after its use.
 [[nodiscard]] std::shared_ptr<std::byte> take_memory(KeptMemory* kept, std::uint64_t bytes);
 
 }  // namespace driftless

@@ -76,7 +76,7 @@ class Reader {
   }
 
   [[nodiscard]] Launcher innermost() {
-    // The raylet starts its workers itself. What such a worker starts has another parent.
+    // The raylet starts its workers itself. A child of such a worker has another parent.
     const bool ray = has("RAY_RAYLET_PID");
     if (ray && text("RAY_RAYLET_PID") == std::to_string(parent_)) return Launcher::kRay;
     if (has("TORCHELASTIC_RUN_ID")) return Launcher::kTorchrun;
@@ -160,9 +160,9 @@ class Reader {
     }
     if (launch.launcher != Launcher::kSrun || *world != launch.world || *rank == launch.rank)
       return;
-    note(error(StatusCode::kInvalidArgument, "RANK is ", *rank, " and SLURM_PROCID ", launch.rank,
-               ", of ", *world,
-               " both: unset RANK and WORLD_SIZE, or name the launcher whose rank counts"));
+    note(error(StatusCode::kInvalidArgument, "RANK is ", *rank, ", but SLURM_PROCID ", launch.rank,
+               ", each of ", *world,
+               " processes: unset RANK and WORLD_SIZE, or name the launcher whose rank counts"));
   }
 
   [[nodiscard]] std::string host_of_rank_0(const Launch& launch) {
@@ -176,7 +176,7 @@ class Reader {
 
   const Variables& get_;
   long parent_;
-  unsigned all_ = 0;  // that the launcher started
+  unsigned all_ = 0;  // processes that the launcher started
   Status wrong_;
 };
 

@@ -25,7 +25,7 @@ struct Launch {
   Launcher launcher = Launcher::kNone;
   bool mpi = false;          // the processes find each other by MPI
   unsigned rank = 0;         // in `world`
-  unsigned world = 1;        // 0: not known; under mpirun, one part of its command line
+  unsigned world = 1;        // 0: not known; under mpirun, processes of one program
   unsigned local_rank = 0;   // among all processes that the launcher started on this host
   std::string address = {};  // the host of rank 0; empty: not known
   std::string attempt = {};  // differs between starts of the job; empty: not known

@@ -23,8 +23,8 @@ struct TensorSpec {
   std::vector<std::uint64_t> shape;
   std::uint64_t size_bytes = 0;
 
-  // kCorrupt if the number of bytes overflows 2^63 or a sub-byte type does not fill its last
-  // byte; the name is checked by valid_tensor_name().
+  // kCorrupt if the tensor has 2^63 bits or more, if a sub-byte type does not fill its last byte,
+  // or if check_tensor_name() refuses the name.
   [[nodiscard]] static Result<TensorSpec> make(std::string name, DType dtype,
                                                std::vector<std::uint64_t> shape);
 

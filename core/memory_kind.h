@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory bytes lie in.
+// The kind of memory that holds a range of bytes.
 #pragma once
 
 namespace driftless {

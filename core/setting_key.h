@@ -20,9 +20,9 @@ struct SettingKey {
   std::string_view expected;      // "a size such as 64MiB": for errors and the documentation
   std::string_view default_text;  // empty: text() of the defaults
   std::string_view help;
-  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
+  // Sets it. An error describes only what is wrong with the value. `item`: its index in a list.
   Status (*apply)(Settings& settings, std::size_t item, std::string_view value);
-  // The value as the file could have it.
+  // The value, printed as a configuration file may hold it.
   std::string (*text)(const Settings& settings, std::size_t item);
   std::string_view former = {};  // names that it had before, each after a space
 
@@ -158,7 +158,7 @@ struct OneOf {
   }
 };
 
-// A value whose names belong to another component: `kParse` and to_string().
+// A value whose names another component defines: `kParse` reads them, its to_string() prints them.
 template <auto kParse, const std::string_view& kNames>
 struct Named {
   static constexpr std::string_view kExpected = kNames;
@@ -171,7 +171,7 @@ struct Named {
 };
 
 // Makes rows. Each maker takes lambdas from (settings, item) to fields, so that a field is named
-// once for reading and for printing. A value is stored in all of them; text() prints the first.
+// once for reading and for printing. apply() sets every field of a row; text() prints the first.
 template <typename Settings>
 struct Rows {
   using Row = SettingKey<Settings>;

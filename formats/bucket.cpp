@@ -138,7 +138,7 @@ std::uint64_t BucketBuilder::gap_before(const DeltaView& delta, const TensorBloc
 
 Status BucketBuilder::check(const DeltaView& delta, const TensorBlock* block) const {
   if (delta.tensor >= layout_->size()) {
-    return error(StatusCode::kInvalidArgument, "tensor ", delta.tensor, " of a layout of ",
+    return error(StatusCode::kInvalidArgument, "tensor ", delta.tensor, " is not below ",
                  layout_->size());
   }
   const TensorSpec& tensor = (*layout_)[delta.tensor];
@@ -295,7 +295,7 @@ Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
   if (position_bytes / entry.position_bytes != entry.count() ||
       position_bytes % entry.position_bytes != 0) {
     return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': ", position_bytes,
-                 " bytes of positions of ", entry.position_bytes, " bytes for ", entry.count(),
+                 " bytes in positions of ", entry.position_bytes, " bytes, but ", entry.count(),
                  " values");
   }
   if (entry.count() > units) {
@@ -327,7 +327,7 @@ class SeenBlocks {
     for (const TensorBlock* const other : cut) {
       if (!overlap(other->box, entry.block->box)) continue;
       return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': blocks ",
-                   other->box.to_string(), " and ", entry.block->box.to_string(), " meet");
+                   other->box.to_string(), " and ", entry.block->box.to_string(), " overlap");
     }
     cut.push_back(entry.block);
     return {};
@@ -373,8 +373,8 @@ Status check_bucket(const WeightLayout& layout, const BucketShape& bucket) {
   }
   if (position_end != bucket.positions_bytes ||
       value_end * unit_bytes(bucket.dtype) != bucket.values_bytes) {
-    return error(StatusCode::kCorrupt, "the entries use ", position_end, " bytes of positions of ",
-                 bucket.positions_bytes, " and ", value_end, " values of ", bucket.values_bytes,
+    return error(StatusCode::kCorrupt, "the entries have ", position_end, " position bytes of ",
+                 bucket.positions_bytes, ", and ", value_end, " values in ", bucket.values_bytes,
                  " bytes");
   }
   return check_apart(layout, bucket.entries, false);

@@ -66,8 +66,8 @@ class BucketBuilder {
   // Appends a delta. If the last entry is of the same tensor or block, extends it (positions must
   // ascend). An empty delta adds nothing. With `block`, which must outlive the bucket's content,
   // positions count inside the block. kInvalidArgument if the delta does not fit the layout, does
-  // not ascend, or returns to a tensor before the last one; kNoSpace without memory. After a
-  // failure the bucket is unchanged.
+  // not ascend, or is of a tensor that an entry before the last one has; kNoSpace without memory.
+  // After a failure the bucket is unchanged.
   [[nodiscard]] Status add(const DeltaView& delta, const TensorBlock* block = nullptr);
   // The distance of the delta's first position from the last position of the entry that it would
   // extend, or from the beginning.

@@ -174,9 +174,9 @@ Result<Companions> open_companions(FileSystem& fs, const std::string& directory)
       sum += bytes;
       continue;
     }
-    found.left_out.push_back(concat(join_path(directory, name), ": ", bytes, " bytes, and ", sum,
-                                    " in smaller files beside the weights; a version carries ",
-                                    kMaxCompanionBytes, " bytes of them at most"));
+    found.left_out.push_back(concat(join_path(directory, name), ": ", bytes, " bytes, after ", sum,
+                                    " in smaller files; a version carries files beside weights of ",
+                                    kMaxCompanionBytes, " bytes in all at most"));
     found.files.erase(name);
   }
   return found;

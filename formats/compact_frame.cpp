@@ -16,7 +16,7 @@ Status check_compact_entries(const WeightLayout& layout, DType dtype,
     const BucketEntry& entry = entries[i];
     if (entry.tensor >= layout.size() ||
         (entry.block != nullptr && entry.block->tensor != entry.tensor)) {
-      return error(code, "compact frame: tensor ", entry.tensor, " of a layout of ", layout.size());
+      return error(code, "compact frame: tensor ", entry.tensor, " is not below ", layout.size());
     }
     const TensorSpec& tensor = layout[entry.tensor];
     if (tensor.dtype != dtype) {

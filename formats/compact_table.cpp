@@ -47,7 +47,7 @@ Result<StepWeights> read_steps(Bytes& bytes, unsigned count) {
     const unsigned weight = bytes.get<std::uint8_t>() + 1U;
     if (symbol <= last || symbol >= static_cast<int>(kCompactStepSymbols)) {
       return error(StatusCode::kCorrupt, "compact: step symbol ", symbol, " after ", last,
-                   " in a table; they ascend below ", kCompactStepSymbols);
+                   " in a table, expected a larger one below ", kCompactStepSymbols);
     }
     weights[static_cast<std::size_t>(symbol)] = static_cast<std::uint16_t>(weight);
     sum += weight;
@@ -56,7 +56,7 @@ Result<StepWeights> read_steps(Bytes& bytes, unsigned count) {
   if (sum != kCompactStepScale || last == 0) {
     return error(StatusCode::kCorrupt, "compact: the ", count,
                  " step weights of a class sum up to ", sum, ", expected ", kCompactStepScale,
-                 last == 0 ? " of more than one symbol" : "");
+                 last == 0 ? ", not all of symbol 0" : "");
   }
   return weights;
 }
@@ -217,8 +217,8 @@ Result<CompactIndex> read_compact_index(const CompactFields& fields,
   if (change.high >= kDigestPrime || change.low >= kDigestPrime ||
       head.change_bits > bits_for(fields.tile_units()) || head.byte_bits > 24 ||
       rest.size() != (tiles * width + 7) / 8) {
-    return error(StatusCode::kCorrupt, "compact: an index of ", rest.size(), " bytes has ", tiles,
-                 " tiles of ", +head.change_bits, " and ", +head.byte_bits, " bits");
+    return error(StatusCode::kCorrupt, "compact: an index of ", rest.size(), " bytes for ", tiles,
+                 " tiles, with fields of ", +head.change_bits, " and ", +head.byte_bits, " bits");
   }
   BitReader bits(rest);
   index.tiles.resize(tiles);

@@ -365,8 +365,8 @@ Status FlushFile::take_apart(const WeightLayout& layout) {
     bucket->entries.push_back(entry);
   }
   if (position_end == positions_.size() && value_end == values_.size() / 4) return {};
-  return error(StatusCode::kCorrupt, path_, ": the parameters use ", position_end,
-               " bytes of positions of ", positions_.size(), " and ", value_end, " values of ",
+  return error(StatusCode::kCorrupt, path_, ": the parameters have ", position_end,
+               " position bytes of ", positions_.size(), ", and ", value_end, " values of ",
                values_.size() / 4);
 }
 

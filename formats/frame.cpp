@@ -32,7 +32,7 @@ Status check_sizes(const FrameInfo& info) {
                     info.stored_values_bytes == info.values_bytes;
   if (!is_compressed(info.context.encoding) && !same) {
     return error(StatusCode::kCorrupt, "frame header: ", info.stored_positions_bytes, " and ",
-                 info.stored_values_bytes, " bytes are stored of plain streams of ",
+                 info.stored_values_bytes, " stored bytes in uncompressed streams of ",
                  info.positions_bytes, " and ", info.values_bytes);
   }
   if (info.entries > info.table_bytes / kFrameRowBytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native frame: one bucket, or as a full frame whole stretches of tensors, as it travels over a
-// road or is stored in a journal. docs/formats/frame.md specifies the bytes; tests/golden has
+// The native frame: the bytes of one bucket, of blocks in `compact`, or (a full frame) of stretches
+// of tensors, on a road or in a journal. docs/formats/frame.md specifies them, and tests/golden has
 // examples. All numbers are little-endian:
 //
 //   header (128 bytes, fixed) | positions | values | table of blocks | xxh3-128 of the table
@@ -39,7 +39,7 @@ inline constexpr std::size_t kFrameTrailerBytes = 16;
 inline constexpr std::size_t kFrameRowBytes = 64;  // of the table; plus 16 for each dimension
 inline constexpr std::uint16_t kFrameFormat = 2;
 
-// The version that a frame belongs to, and its place in it.
+// The version of a frame, and the frame's place in that version.
 struct FrameContext {
   VersionId id;
   std::uint64_t base_version = 0;

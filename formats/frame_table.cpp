@@ -99,7 +99,7 @@ class TableReader {
 
  private:
   Status read_row() {
-    if (rest_.size() < kFrameRowBytes) return error(StatusCode::kCorrupt, "the table ends in it");
+    if (rest_.size() < kFrameRowBytes) return error(StatusCode::kCorrupt, "is incomplete");
     Row row;
     FieldReader fields(rest_.data());
     each_row_field(row, [&]<typename T>(T& value) { value = fields.get<T>(); });
@@ -150,7 +150,7 @@ class TableReader {
                    ", first unit ", row.first_unit, ", which does not match the header");
     }
     if (row.tensor >= layout_.size()) {
-      return error(StatusCode::kCorrupt, "tensor ", row.tensor, " of a layout of ", layout_.size());
+      return error(StatusCode::kCorrupt, "tensor ", row.tensor, " is not below ", layout_.size());
     }
     if (compact_) return check_compact(row);
     // Keeps all sums within the sizes of the streams, so that they cannot overflow.
@@ -163,7 +163,7 @@ class TableReader {
     return {};
   }
 
-  // Streams of `compact` are as large as stored.
+  // Streams of `compact` are stored without zstd, so their stored size is their size.
   [[nodiscard]] Status check_compact(const Row& row) const {
     if (row.stored_positions <= info_.positions_bytes - positions_end_ &&
         row.stored_values <= info_.values_bytes - value_end_) {
@@ -203,7 +203,7 @@ class TableReader {
   Result<const TensorBlock*> read_box(const Row& row) {
     if (row.dims == 0) return nullptr;
     if (rest_.size() < row.dims * kFrameDimBytes) {
-      return error(StatusCode::kCorrupt, "the table ends in it");
+      return error(StatusCode::kCorrupt, "is incomplete");
     }
     TensorBox box;
     FieldReader fields(rest_.data());

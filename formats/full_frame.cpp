@@ -12,7 +12,7 @@ namespace {
 Status check_run(const WeightLayout& layout, DType dtype, const BucketEntry& run,
                  std::uint64_t first_unit, StatusCode code) {
   if (run.tensor >= layout.size() || (run.block != nullptr && run.block->tensor != run.tensor)) {
-    return error(code, "full frame: tensor ", run.tensor, " of a layout of ", layout.size());
+    return error(code, "full frame: tensor ", run.tensor, " is not below ", layout.size());
   }
   const TensorSpec& tensor = layout[run.tensor];
   if (tensor.dtype != dtype) {

@@ -117,8 +117,8 @@ Result<OverwriteEncoder> OverwriteEncoder::create(const TensorSpec& tensor,
 Status OverwriteEncoder::add_positions(const DeltaView& delta) {
   if (delta.unit_bytes != 1 || delta.count() > count_ - positions_ || values_ > 0) {
     return error(StatusCode::kInvalidArgument, "tensor '", tensor_, "': ", delta.count(),
-                 " positions of units of ", delta.unit_bytes, " bytes, expected at most ",
-                 count_ - positions_, " of bytes, before all values");
+                 " positions of ", delta.unit_bytes, "-byte units, expected at most ",
+                 count_ - positions_, " positions of bytes, before all values");
   }
   std::vector<std::uint32_t> positions(std::min<std::size_t>(delta.count(), kPieceCount));
   for (auto rest = delta.offsets; !rest.empty();) {
@@ -153,7 +153,7 @@ Status OverwriteEncoder::add_values(const DeltaView& delta) {
 Status OverwriteEncoder::finish() {
   if (positions_ != count_ || values_ != count_) {
     return error(StatusCode::kInvalidArgument, "tensor '", tensor_, "': ", positions_,
-                 " positions and ", values_, " values of ", count_, " came");
+                 " positions and ", values_, " values came, expected ", count_);
   }
   return writer_.finish();
 }

@@ -49,8 +49,8 @@ Status read_tensors(const Json& json, std::string_view what, ReceiverNeeds& need
     if (each - kFirstSlice >= slices.size() / 3 || slices[3 * (each - kFirstSlice)] > 255 ||
         slices[3 * (each - kFirstSlice) + 2] == 0) {
       return error(StatusCode::kCorrupt, what, ": tensor ", needs.tensors.size() - 1,
-                   " wants slice ", each - kFirstSlice, " of ", slices.size() / 3,
-                   ", which is not there, or no slice");
+                   " names slice ", each - kFirstSlice, " of ", slices.size() / 3,
+                   ", which is missing or not valid");
     }
     const std::uint64_t* const slice = &slices[3 * (each - kFirstSlice)];
     need = {TensorNeed::Kind::kSlice, static_cast<std::uint32_t>(slice[0]), slice[1], slice[2]};

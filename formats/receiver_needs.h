@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver can read, and what it wants of a version. The receiver sends it to the publisher
-// with its reports (collectives/road.h carries the text unread). docs/formats/needs.md specifies
-// the text.
+// ReceiverNeeds: the encodings that a receiver reads, and the parts of a version that it wants. The
+// receiver sends them to the publisher with its reports; roads do not read the text, which
+// docs/formats/needs.md specifies.
 #pragma once
 
 #include <cstdint>

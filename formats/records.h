@@ -21,7 +21,7 @@ namespace driftless {
 
 // The process that wrote a record, and the time.
 struct RecordOrigin {
-  std::string_view role;  // "trainer", "rollout" or "agent"
+  std::string_view role;  // "trainer", "rollout", "agent"; "status": the command
   unsigned rank = 0;
   std::string host;
   std::string time;         // UTC: "2026-01-31T12:00:00.250Z"
@@ -50,7 +50,7 @@ struct VersionRecord {
   RecordOrigin origin;
   Hash128 run;
   std::uint64_t version = 0, base_version = 0;
-  std::uint64_t versions = 1;  // folded into this one step
+  std::uint64_t versions = 1;  // folded into this one commit
   bool anchor = false;
   Digest digest;
   std::uint64_t changed_units = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver must know about a run before any of its versions. The publishers' leader
-// announces it over the road (SendRoad::announce), and every receiver checks it against its own
-// weights.
+// RunInfo: the announcement of a run, which receivers read before its versions. The publishers'
+// leader announces it over the road (SendRoad::announce), and every receiver compares it with its
+// own weights.
 #pragma once
 
 #include <cstdint>

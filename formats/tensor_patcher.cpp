@@ -154,7 +154,7 @@ Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(const WeightLayout& l
                                                            std::uint32_t tensor,
                                                            const std::vector<BucketPiece>& pieces) {
   if (tensor >= layout.size()) {
-    return error(StatusCode::kInvalidArgument, "tensor ", tensor, " of a layout of ",
+    return error(StatusCode::kInvalidArgument, "tensor number ", tensor, " is not below ",
                  layout.size());
   }
   for (const BucketPiece& piece : pieces) {

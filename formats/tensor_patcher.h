@@ -19,9 +19,9 @@
 
 namespace driftless {
 
-// Call patch() with ascending, adjoining chunks that cover the whole tensor, then finish(). The new
-// bytes are not known to be right before finish() has returned ok. Memory does not depend on the
-// tensor's size. One thread at a time.
+// Call patch() with ascending, adjoining chunks that cover the whole tensor, then finish(). Use the
+// new bytes only once finish() has returned ok: it finds damage that patch() does not. Memory does
+// not depend on the tensor's size. One thread at a time.
 class TensorPatcher {
  public:
   virtual ~TensorPatcher() = default;

@@ -181,7 +181,7 @@ Status open_without_index(FileSystem& fs, VersionDirectory& version) {
 
 Status open_flush(VersionDirectory& version) {
   if (!version.manifest) {
-    if (version.payload_files.empty()) return incomplete(version.path, "any payload file");
+    if (version.payload_files.empty()) return incomplete(version.path, "a payload file");
     // The files do not name their base; by the rule of this format it is the version before.
     version.base_version = version.version - 1;
     version.encoding = Encoding::kIndices;  // each file states its own
@@ -380,13 +380,13 @@ Status VersionWriter::publish(Manifest& manifest) {
   DRIFTLESS_RETURN_IF_ERROR(
       write_text(*fs_, file_path(kDoneName), concat(to_hex(xxh3_128(text)), "\n")));
   DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden_path_));
-  // A publisher that takes over first takes the lock and then removes hidden directories, so the
-  // renaming would fail.
+  // If another publisher takes the lock after this check, it removes the hidden directory before it
+  // publishes, and then rename_new() fails.
   DRIFTLESS_ASSIGN_OR_RETURN(const bool held, lock_->held());
   if (!held) {
     return error(StatusCode::kWrongRun, join_path(directory_, kLockName),
-                 ": was removed or replaced, so another process may publish here; nothing was "
-                 "published: try again once no other does, or use another directory");
+                 ": was removed or replaced, so another process may publish here. Nothing was "
+                 "published; try again when it has ended, or use another directory");
   }
   DRIFTLESS_RETURN_IF_ERROR(fs_->rename_new(hidden_path_, final_path_));
   published_ = true;

@@ -293,7 +293,7 @@ Status ZstdUnpacker::read(std::span<const std::byte> frame, std::span<std::byte>
   const std::size_t size = ZSTD_findFrameCompressedSize(frame.data(), frame.size());
   if (stated != content.size() || ZSTD_isError(size) || size != frame.size()) {
     return error(StatusCode::kCorrupt, "zstd frame: ", frame.size(), " bytes that state ", stated,
-                 " of content, expected one frame of ", content.size());
+                 " bytes of content, expected one frame with ", content.size());
   }
   if (context_ == nullptr) context_.reset(ZSTD_createDCtx());
   if (context_ == nullptr) return out_of_memory();

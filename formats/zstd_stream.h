@@ -28,7 +28,7 @@ struct FreeZstd {
   void operator()(ZSTD_DCtx_s* context) const;
 };
 
-// Writes one frame whose header states its content size. All `workers` above 0 give the same bytes.
+// Writes one frame with its content size in the header. Its bytes are the same for all workers > 0.
 class ZstdWriter {
  public:
   // `content_bytes` must be exactly the number of bytes written. `workers` threads compress in the

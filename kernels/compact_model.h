@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of `compact` (docs/formats/compact.md), for files that code tiles; other files
-// include host_kernels.h. Nothing here reads units: each implementation computes the sums of
-// hazards itself. Functions are constexpr so that GPU kernels can call them.
+// include host_kernels.h. The sums of hazards are not computed here: each implementation has its
+// own code for them. Functions are constexpr so that GPU kernels can call them.
 #pragma once
 
 #include <bit>

@@ -19,8 +19,8 @@ struct CodeRule {
 
 // The E4M3 code nearest to `value`. For an exponent e of at least -6, E4M3 has steps of 2^(e-3),
 // and so have floats near 2^(e+20): adding such a float rounds. A code is a number of steps, plus 8
-// for each exponent above -6. So adding 8 to a code doubles its value; for a code below 8, which
-// has steps alone, adding the code itself does.
+// for each exponent above -6. So adding 8 to a code doubles its value. A code below 8 consists of
+// steps alone: adding the code to itself doubles its value.
 static constexpr unsigned char e4m3_of(float value, std::uint32_t most_added) {
   constexpr std::uint32_t kMagnitude = 0x7fffffffU, kExponent = 0x7f800000U;
   constexpr std::uint32_t kMost = 0x43e00000U;         // 448

@@ -73,7 +73,7 @@ struct HostKernels {
   // digest(after) - digest(before) if units origin + offsets[k] change from old_values to
   // new_values. Unless `units` (the address of unit `origin`) is null, it also stores the new
   // values in the same pass. That is cheaper than scatter() if the units, which hold the old
-  // values, are in the cache; it does not prefetch them otherwise.
+  // values, are in the cache. It does not prefetch units that are not.
   using ScatterDigested = Digest(const DigestTensorKey& tensor, unsigned unit_bytes,
                                  std::uint64_t origin, const std::uint32_t* offsets,
                                  std::uint64_t count, const void* old_values,
@@ -107,9 +107,9 @@ struct HostKernels {
                                    ValueCast cast, const DigestTensorKey& tensor,
                                    std::uint64_t begin, std::uint64_t end);
   DigestStrided* digest_strided;
-  // Codes the changes of a tile of `compact` (docs/formats/compact.md): among the `units` <=
-  // table.fields.tile_units() old ones, the units at `offsets` (ascending) become `values`, each
-  // different from the old one. Writes to `stream`, and returns its bytes, at most
+  // Codes the changes of a tile of `compact` (docs/formats/compact.md). The tile has `units` units,
+  // at most table.fields.tile_units(). Those at `offsets` (ascending) become `values`, which differ
+  // from the old ones. Writes to `stream`, and returns the number of bytes: at most
   // max_compact_bytes(); 0 if nothing changes; kCompactNotInTable if the table lacks the class or
   // the step of a change.
   using CompactEncode = std::uint32_t(const CompactTable& table, const void* old_units,

@@ -29,7 +29,7 @@ bool distinct(std::vector<Dim> dims, std::uint64_t Dim::* stride) {
   return true;
 }
 
-// Joins a dimension with the next one if its steps continue that one's.
+// Joins a dimension with the one inside it if one of its steps is that dimension's whole extent.
 std::vector<Dim> joined(const std::vector<Dim>& dims) {
   std::vector<Dim> out;
   for (const Dim& dim : dims) {

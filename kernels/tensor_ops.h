@@ -34,7 +34,7 @@ struct DiffPiece {
   std::uint64_t units = 0;
   DeltaView delta;
   const std::byte* old_values = nullptr;  // in the order of delta.values; null unless requested
-  bool lasting = false;  // whether the views stay valid after the call; the caller says how long
+  bool lasting = false;  // whether the views stay valid after the call, as its caller documents
 };
 
 struct DiffOptions {
@@ -48,7 +48,7 @@ struct DiffOptions {
 // every piece that changed, one at a time, ascending by position in `pairs` and by origin. A piece
 // of a large pair has `piece_bytes` of one side; each small pair is one piece (also a pair without
 // units), and small pairs share tasks. Views are valid during the call only. Memory: (2 * threads +
-// 2) * (4 + unit_bytes, or twice that with old values) * piece units, plus slack.
+// 2) * (4 + unit_bytes; with old values 4 + 2 * unit_bytes) * piece units, plus slack.
 [[nodiscard]] Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
                                   const DiffOptions& options,
                                   const std::function<Status(const DiffPiece&)>& in_parallel,

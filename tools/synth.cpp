@@ -127,7 +127,7 @@ class StepDirectories {
                  "'); choose another directory, or remove it");
   }
 
-  // If this fails, too, report the failure that led here.
+  // Ignores failures of its own: the caller reports the one that led here.
   void clean_up() {
     for (unsigned step = 0; step < count_; ++step) {
       static_cast<void>(remove_tree(fs_, hidden(step)).ok());

@@ -20,9 +20,9 @@ constexpr double kTailCut = 10.0;
 // Adam's normalized steps are mostly below the learning rate.
 constexpr double kStepScale = 0.5;
 
-// Nearly a normal distribution: the sum of four uniform numbers of 16 bits, and 16 bits below their
-// grid, so that the part that bf16 drops is practically continuous. Standard deviation 0.577, range
-// (-2, 2).
+// Nearly a normal distribution: the sum of four uniform numbers of 16 bits. 16 further random bits
+// are appended as its lowest bits, so that the part that bf16 drops is practically continuous.
+// Standard deviation 0.577, range (-2, 2).
 double bell(std::uint64_t stream, std::uint64_t element) {
   const std::uint64_t a = random_bits(stream, 2 * element);
   const std::uint64_t b = random_bits(stream, 2 * element + 1);

@@ -69,7 +69,7 @@ class Receiver final : public ReceiveRoad {
       return road.fetch_to_device(id, part, ranges, space, deadline);
     });
   }
-  // Reads that still use the first road change old_.
+  // False while reads still use the first road, because they change old_.
   [[nodiscard]] bool fetches_at_once() const override {
     return state_->used && old_.empty() && second_->fetches_at_once();
   }
@@ -118,7 +118,7 @@ class Receiver final : public ReceiveRoad {
       Result<std::vector<PublicationId>> listed = first_->list(Deadline::after(kSlice));
       if (listed.ok()) old_ = std::move(*listed);
     }
-    state_->go_over(trouble_.ok() ? std::string_view("the trainer publishes there no longer")
+    state_->go_over(trouble_.ok() ? std::string_view("the trainer has switched roads")
                                   : trouble_.message());
     return true;
   }

@@ -6,7 +6,7 @@
 namespace driftless::fallback {
 namespace {
 
-// The failure of the first road on this rank. Threads of their own write parts.
+// The failure of the first road on this rank. Thread-safe, because several threads write parts.
 class Trouble {
  public:
   // A fence is not a failure of the road: nothing of this trainer may become visible on any road.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state that a process's ends of both roads share. Private to collectives/fallback.
+// The state of both roads in one process. Private to collectives/fallback.
 #pragma once
 
 #include <atomic>

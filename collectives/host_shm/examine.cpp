@@ -45,8 +45,8 @@ Finding examine_segments(const HostShmOptions& options) {
   if (directory.status().code() == StatusCode::kNotFound) return none;
   if (!directory.ok()) return failed("segments", directory.status(), "remove that directory");
   const Result<Descriptor> lock = directory->open_file(kLockName, false);
-  // Released at once. A sender that starts in that microsecond is refused, and has to be started
-  // again.
+  // Takes the lock for a microsecond. A sender that starts meanwhile is refused, and has to be
+  // started again.
   const bool dead = lock.ok() && ::flock(lock->get(), LOCK_SH | LOCK_NB) == 0;
   if (lock.ok() && !dead) {
     const Result<std::string> holder = directory->read(kLockName, kMaxEndBytes);

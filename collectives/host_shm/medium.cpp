@@ -253,7 +253,7 @@ Status check_host_shm(const HostShmOptions& options) {
   if (!host_shm::is_plain(options.name)) {
     return error(StatusCode::kInvalidArgument, "road.host_shm.name: expected at most ",
                  host_shm::kMaxNameBytes,
-                 " letters, digits, '.', '_' or '-', the first no dot; found another name");
+                 " letters, digits, '.', '_' or '-', and no dot at the beginning");
   }
   if (options.dir.empty() || options.size_bytes == 0 || options.versions == 0) {
     return error(StatusCode::kInvalidArgument,

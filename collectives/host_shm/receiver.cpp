@@ -48,7 +48,7 @@ class ReportSlot {
       DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, receivers.open_or_create(id));
       const std::string what = join_path(receivers.path(), id);
       DRIFTLESS_ASSIGN_OR_RETURN(const bool locked, lock_file(file, what));
-      // The sender may have removed the file as a dead receiver's before it was locked.
+      // Before this lock the sender may have taken the receiver for dead, and removed the file.
       if (!locked || !receivers.is(id, file)) continue;
       file_ = std::move(file);
       id_ = id;

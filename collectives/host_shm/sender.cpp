@@ -184,7 +184,7 @@ class HeldSegments {
   const std::uint64_t size_bytes_;
   const unsigned versions_;
   std::shared_ptr<const Directory> directory_;
-  std::shared_ptr<const SenderLock> lock_;  // without it nothing is removed by name
+  std::shared_ptr<const SenderLock> lock_;  // without it no record is removed
   mutable std::mutex mutex_;
   Publications publications_;
   std::uint64_t used_bytes_ = 0;     // by held publications

@@ -8,7 +8,7 @@
 //   <session>/<peer>/gone       either side has ended the link
 //
 // The reader of a message removes it. A hub that ends leaves the directories of existing links,
-// with the last messages; each link removes its own, and the last link the session's.
+// with the last messages; each link removes its own directory, the last link also the session's.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ Status check_private(const std::string& path) {
   if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("hub: ", path));
   if (!S_ISDIR(info.st_mode) || (info.st_mode & 077) != 0 || info.st_uid != ::geteuid()) {
     return error(StatusCode::kInvalidArgument, "hub: ", path,
-                 " must be a directory that its owner, who runs this, alone may use: chmod 700 ",
+                 " must be a directory of this user that no other user can access: chmod 700 ",
                  path);
   }
   return {};
@@ -88,7 +88,7 @@ Status lost(std::string_view why) {
 }
 
 void mark_gone(const std::string& dir) {
-  // If that fails, the link ends by the other side's patience.
+  // If that fails, the other side ends the link when its own time limit passes.
   const Status marked = write_text(posix_file_system(), join_path(dir, kGone), "");
 }
 
@@ -108,7 +108,7 @@ class FileHub final : public Hub {
     const Result<bool> still_held = lock_->held();  // otherwise the files belong to another leader
     const bool held = still_held.ok() && *still_held;
     if (held) const Status name = fs.remove_file(join_path(root_, kLeader));
-    // Marks its end first, then checks for the other side's mark; a link uses the opposite order.
+    // Each side first marks its own end (here: removes kLeader), then looks for the other's mark.
     // So the side that ends second sees the first one's mark, and removes the directory.
     std::erase_if(peers_,
                   [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
@@ -223,9 +223,9 @@ class FileLink final : public Link {
  private:
   [[nodiscard]] Status check_leader() {
     FileSystem& fs = posix_file_system();
-    if (exists(fs, join_path(peer_.dir, kGone))) return lost("it was ended there");
+    if (exists(fs, join_path(peer_.dir, kGone))) return lost("the leader has ended it");
     const Result<std::string> now = read_text(fs, join_path(root_, kLeader), kSessionBytes);
-    if (!now.ok() || *now != session_) return lost("another leader is there, or none");
+    if (!now.ok() || *now != session_) return lost("the directory has another leader now, or none");
     return {};
   }
 
@@ -265,8 +265,8 @@ Result<std::unique_ptr<Hub>> make_file_hub(const std::string& directory) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   for (const std::string& name : names) {
-    // Sessions of leaders that did not end in order, or whose links are about to remove them. A
-    // directory that cannot be removed does no harm.
+    // Sessions of leaders that died, or whose links are about to remove them. A directory that
+    // cannot be removed does no harm.
     if (hash128_from_hex(name).ok()) {
       const Status removed = remove_tree(fs, join_path(directory, name));
     }

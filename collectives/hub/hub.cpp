@@ -7,8 +7,8 @@ Result<HubOptions> resolve(HubOptions options, std::string_view leader_host) {
   if (!options.address.empty()) return options;
   if (leader_host.empty()) {
     return error(StatusCode::kInvalidArgument,
-                 "hub.address is missing: set it to host:port of the leading trainer; no launcher "
-                 "names its host here");
+                 "hub.address is missing: set it to host:port of the leading trainer; the launcher "
+                 "does not name its host");
   }
   const bool six = leader_host.find(':') != std::string_view::npos;
   options.address = concat(six ? "[" : "", leader_host, six ? "]:" : ":", kDefaultPort);

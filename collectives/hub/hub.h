@@ -96,8 +96,8 @@ using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& de
 [[nodiscard]] Result<Connector> make_tcp_connector(const HubOptions& options);
 
 // A hub in a directory that all processes see, owned by this user and closed to others (created so
-// if it is missing): the right to write there admits a process. The hub takes over the directory of
-// an earlier one; kBusy if that one lives.
+// if it is missing). Every process that can write there is admitted. The hub takes over the
+// directory of an earlier hub; kBusy if that one still runs.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_file_hub(const std::string& directory);
 [[nodiscard]] Result<Connector> make_file_connector(const std::string& directory);
 

@@ -26,7 +26,7 @@ struct GroupHello {
   std::uint64_t process = 0;  // random number of the process
   std::uint64_t session = 0;  // the session that it has joined; 0: none
   std::string attempt;
-  std::string from;  // for messages
+  std::string from;  // describes the process in messages
   template <typename Fields, typename Self>
   static void walk(Fields& fields, Self& self) {
     fields.number(self.rank);
@@ -94,7 +94,7 @@ class LeaderMail final : public GroupMail {
     return concat(rank_name(rank), " (", at->second.from, "; its link was lost)");
   }
 
-  // Every message goes to all ranks: broadcasts.
+  // Keeps only the last message, because rank 0 sends each message to all ranks.
   Status send(unsigned to, std::string bytes, const Deadline&) override {
     const auto at = members_.find(to);
     if (at != members_.end() && at->second.peer) hub_->send(*at->second.peer, bytes);
@@ -195,7 +195,7 @@ class LeaderMail final : public GroupMail {
     if (at != members_.end() && at->second.process != hello.process) {
       return no(GroupWelcome::Kind::kNotNow,
                 concat(who, ", and ", at->second.from,
-                       " has joined as that rank: start all trainers again, or one for each rank"));
+                       " has joined as that rank: start one process per rank, or restart all"));
     }
     return {};
   }

@@ -121,7 +121,7 @@ class MpiHub final : public Hub {
   void end(std::uint64_t peer, std::vector<HubEvent>& events) {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
-    // If it does not arrive, the link ends by the other side's patience.
+    // If it does not arrive, the other side ends the link when its own time limit passes.
     const Status sent = hub::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;

@@ -184,7 +184,7 @@ Result<std::unique_ptr<Hub>> Port::serve(const std::string& service) {
     try {
       exchange = std::make_shared<Exchange>(std::move(hub));
     } catch (const std::system_error& failure) {
-      return error(StatusCode::kIo, "hub: no thread for it: ", failure.what());
+      return error(StatusCode::kIo, "hub: cannot start a thread: ", failure.what());
     }
     exchange_ = exchange;
   }

@@ -23,7 +23,7 @@ constexpr std::size_t kMostRequests = 64;
 constexpr milliseconds kFarewell{10'000};
 // MPI does not report whether a poll made progress; its duration shows it.
 constexpr microseconds kWorked{5};
-constexpr microseconds kEager{200};  // after that it does not even yield the core
+constexpr microseconds kEager{200};  // until then it does not even yield the core
 constexpr microseconds kSpin{2'000};
 
 constexpr std::string_view kFlags =

@@ -11,8 +11,8 @@
 
 namespace driftless::mpi_rma {
 
-// Ok for MPI_SUCCESS; otherwise "<what>: <MPI's text>", with kNoSpace if MPI lacks memory, else
-// kIo.
+// Ok for MPI_SUCCESS; otherwise "<what>: MPI error <code>: <MPI's text>": kNoSpace if MPI lacks
+// memory, else kIo.
 [[nodiscard]] Status mpi_status(int code, std::string_view what);
 
 // Whether MPI is initialized and not finalized.
@@ -23,7 +23,7 @@ struct DuplicatedComm {
   unsigned rank = 0, size = 0;
 };
 // A duplicate that returns its errors. Collective. Restores the error handler of `theirs`
-// afterwards, which may end the job.
+// (which may be MPI_ERRORS_ARE_FATAL) afterwards.
 [[nodiscard]] Result<DuplicatedComm> duplicate_comm(MPI_Comm theirs, std::string_view what);
 
 }  // namespace driftless::mpi_rma

@@ -46,7 +46,7 @@ Result<std::unique_ptr<File>> PartRing::create(const std::string& name) {
   const std::unique_lock lock(mutex_);
   if (!current_) return error(StatusCode::kInvalidArgument, name, ": no publication was begun");
   if (std::any_of(parts_.begin(), parts_.end(), [&](const Part& p) { return p.name == name; })) {
-    return error(StatusCode::kAlreadyExists, name, ": this publication has such a part");
+    return error(StatusCode::kAlreadyExists, name, ": this publication has a part of that name");
   }
   Part& part = parts_.emplace_back();
   part.name = name;
@@ -307,7 +307,7 @@ std::byte* PartRing::bytes(Part& part) {
 }
 
 Status PartRing::too_small(std::uint64_t needed) const {
-  return error(StatusCode::kNoSpace, "the publication needs ", needed, " bytes of this rank's ",
+  return error(StatusCode::kNoSpace, "the publication needs ", needed, " bytes, and this rank has ",
                memory_.size(), ": raise ", option_);
 }
 

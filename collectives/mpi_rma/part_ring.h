@@ -98,7 +98,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   [[nodiscard]] Status place(Part& part);
   void evict_before(std::uint64_t end_position);
   void evict_oldest();
-  [[nodiscard]] std::byte* block(const Part& part);  // its label, or null if not placed
+  [[nodiscard]] std::byte* block(const Part& part);  // its label, once it is placed
   [[nodiscard]] std::byte* bytes(Part& part);
   [[nodiscard]] Status too_small(std::uint64_t needed) const;
   void drop_locked();

@@ -92,7 +92,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
-    // Before the record is read: the leader keeps the anchor if it still exists after this call.
+    // Holds the anchor first: if the record is there afterwards, the leader keeps the anchor.
     if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
     const std::optional<Record> record = now.find(id);

@@ -59,7 +59,7 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
   }
   DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_size", options.ring_bytes, kLeastRing));
   DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.mpi_rma.anchor_size", options.anchor_bytes, 0));
-  return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
+  return check_bytes("announcement_bytes", options.announcement_bytes, 1);
 }
 
 LeaderRecords LeaderRecords::read(const WindowMap& map, std::span<const std::byte> bytes) {

@@ -36,7 +36,7 @@ class Control {
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;
   // Offers what this rank will send: attempt, generation, parts and, unless the communicator of
-  // this generation exists, the meeting. Ok: every receiver of the group was asked to receive it.
+  // this generation exists, Fabric::new_meeting(). Ok: every receiver of the group was asked.
   [[nodiscard]] virtual Status offer(Message offer, const Deadline& deadline) = 0;
   // Not ok if the attempt can no longer be committed. Does not wait.
   [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;

@@ -154,7 +154,7 @@ void LeaderControl::take_ack(std::uint64_t peer, const Message& message) {
   if (offered->second != message.parts) {
     fail(error(StatusCode::kCorrupt, "nccl: ", name_of(peer), " received parts of rank ",
                message.rank, " for ", to_string(pending_->id),
-               " does not have the hashes of the bytes that were sent; publish it again"));
+               " with other hashes than those of the bytes that were sent; publish it again"));
     return;
   }
   pending_->acknowledged[peer].insert(message.rank);
@@ -174,8 +174,8 @@ void LeaderControl::remove_member(std::uint64_t peer, const std::string& why) {
   group_is_broken_ = true;
   const bool arrived = pending_->offers.size() == ranks_ && all_acknowledged();
   if (arrived && !pending_->members.empty()) return;
-  fail(error(StatusCode::kIo, "nccl: ", name, " went while ", to_string(pending_->id),
-             " travelled (", why, "): the next version goes to the remaining receivers"));
+  fail(error(StatusCode::kIo, "nccl: ", name, " left the group while ", to_string(pending_->id),
+             " was sent (", why, "): the next version goes to the remaining receivers"));
 }
 
 void LeaderControl::remove_silent() {

@@ -60,8 +60,8 @@ Result<Attempt> LeaderControl::begin(const PublicationId& id, const Deadline& de
   return join_attempt(id);
 }
 
-// After a failure: a hub of files or MPI does not show which peer has died, and a group with a dead
-// member would fail again.
+// Removes members that do not answer. Called after a failure: a hub of files or MPI does not show
+// which peer has died, and a group with a dead member would fail again.
 void LeaderControl::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
   const Clock::time_point asked = Clock::now();
   for (const std::uint64_t peer : members()) send(peer, {.kind = MessageKind::kProbe});
@@ -189,7 +189,7 @@ bool LeaderControl::all_acknowledged() const { return unacknowledged().empty(); 
 Status LeaderControl::give_up_waiting(const Deadline& deadline) {
   const std::set<std::uint64_t> late = unacknowledged();
   fail(deadline.check(concat("nccl: ", to_string(pending_->id), " was not acknowledged by ",
-                             names_of(late), ", which left the group")));
+                             names_of(late), ", now removed from the group")));
   Status why = pending_->failure;
   for (const std::uint64_t peer : late) {
     hub_->drop(peer);
@@ -218,8 +218,8 @@ Status LeaderControl::seal(std::uint64_t attempt, std::string_view manifest,
     return error(StatusCode::kIo, "nccl: no receiver is left that has ", to_string(pending_->id));
   }
   commit(manifest);
-  // The publication is visible from here on. A member that does not confirm that is gone, or will
-  // be dropped.
+  // The publication is visible from here on. Members that do not confirm the commit before
+  // the deadline are dropped.
   const auto seen = [&] {
     return std::ranges::all_of(
         pending_->members, [&](std::uint64_t peer) { return pending_->committed.contains(peer); });

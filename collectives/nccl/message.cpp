@@ -90,7 +90,7 @@ std::string make_meeting(std::string_view unique_id, int version) {
 Result<std::string_view> read_meeting(std::string_view meeting, int version) {
   std::uint32_t stored = 0;
   if (meeting.size() <= sizeof(stored)) {
-    return error(StatusCode::kCorrupt, "nccl: a meeting of ", meeting.size(), " bytes");
+    return error(StatusCode::kCorrupt, "nccl: a truncated unique id of ", meeting.size(), " bytes");
   }
   std::memcpy(&stored, meeting.data(), sizeof(stored));
   if (stored == static_cast<std::uint32_t>(version)) return meeting.substr(sizeof(stored));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
 
-// The first function that the library lacks, or null.
+// A function that the library lacks, or null.
 const char* find_calls(void* library, NcclCalls& calls) {
   const char* missing = nullptr;
   const auto find = [&](auto& call, const char* symbol) {

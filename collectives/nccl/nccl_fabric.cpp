@@ -144,7 +144,7 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] Result<bool> async_done() {
     ncclResult_t now = ncclSuccess;
     const Status polled =
-        nccl_status(calls().get_async_error(communicator_, &now), "asking how far it is");
+        nccl_status(calls().get_async_error(communicator_, &now), "polling a communicator");
     const Status state = polled.ok() ? nccl_status(now, "a communicator", communicator_) : polled;
     if (!state.ok()) {
       lost_ = true;
@@ -263,7 +263,7 @@ class PinnedPool {
 // The version of the loaded library, which may differ from the one at compile time.
 Result<int> library_version() {
   int version = 0;
-  DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_version(&version), "asking for its version"));
+  DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_version(&version), "reading NCCL's version"));
   return version;
 }
 

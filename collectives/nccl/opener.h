@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The nccl road for a process of a job, for any way by which its processes find each other.
+// Opens the nccl road in a process of a job, however the processes find each other.
 #pragma once
 
 #include "collectives/nccl/nccl_road.h"

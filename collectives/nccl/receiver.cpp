@@ -346,7 +346,7 @@ class Receiver final : public ReceiveRoad {
     Member& held = communicators_[message.rank];
     if (!message.meeting.empty()) {
       if (message.index == 0 || message.index >= message.count) {
-        return error(StatusCode::kCorrupt, "nccl: place ", message.index, " of ", message.count);
+        return error(StatusCode::kCorrupt, "nccl: bad rank ", message.index, " of ", message.count);
       }
       held.communicator.reset();  // frees its memory before the new one is made
       DRIFTLESS_ASSIGN_OR_RETURN(held.communicator,

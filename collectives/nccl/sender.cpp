@@ -81,7 +81,7 @@ class Sender final : public SendRoad {
     // Anchors do not count against the ring.
     const std::uint64_t most =
         is_version(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
-    begun_.emplace(Begun{attempt, make_byte_budget(most, "ring_size"), {}, {}});
+    begun_.emplace(Begun{attempt, make_byte_budget(most, "road.ring_size"), {}, {}});
     return {};
   }
 

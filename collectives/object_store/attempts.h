@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attempts: cleans up parts that belong to no visible publication. Such parts are never removed
 // while their publication could still appear: a publisher that was stopped before its last request
-// may send it at any time. A publication is decided once its name is taken, by another attempt or
+// may send it at any time. A publication is decided once its name is taken: by a sealed attempt, or
 // permanently by an empty object. Used by the leader; one thread.
 #pragma once
 

@@ -154,7 +154,7 @@ Result<std::optional<CredentialChain::Found>> CredentialChain::from_instance(
   const Result<std::string> token =
       fetch(http, "PUT", concat(host, "/latest/api/token"),
             {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}}, soon);
-  if (!token.ok()) return std::optional<Found>();  // not such a machine
+  if (!token.ok()) return std::optional<Found>();  // not an EC2 instance
   const NameValues headers{{"x-aws-ec2-metadata-token", *token}};
   const std::string roles = concat(host, "/latest/meta-data/iam/security-credentials/");
   const Result<std::string> role = fetch(http, "GET", roles, headers, soon);

@@ -47,8 +47,8 @@ void examine_clock(const HttpReply& reply, std::vector<Finding>& findings) {
   findings.push_back(
       {"clock", most > kRefusedSkewSeconds ? kFail : (most > kWarnedSkewSeconds ? kWarn : kOk),
        concat("the store's clock is ", static_cast<long>(apart), " s from this host's"),
-       most > kWarnedSkewSeconds ? "set this host's clock by NTP: a store refuses signatures that "
-                                   "are 15 minutes apart"
+       most > kWarnedSkewSeconds ? "set this host's clock by NTP: a store refuses signatures "
+                                   "whose time is 15 minutes off"
                                  : ""});
 }
 

@@ -218,7 +218,7 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
                  ": there is none: a publisher writes it when it starts");
   }
   if (!found->parsed.ok()) {
-    return found->parsed.with_context("the next version of the publisher writes it anew");
+    return found->parsed.with_context("the publisher writes it anew with its next version");
   }
   Index& index = found->index;
   DRIFTLESS_ASSIGN_OR_RETURN(index.versions, versions_there(store, index.versions, deadline));

@@ -58,7 +58,7 @@ class PartKeys {
 // Writes the index of one publisher. One thread.
 class IndexWriter {
  public:
-  // `presign`: the validity of links that it makes unasked, with each index; 0: it makes none. The
+  // `presign`: the validity of the links that it puts into every index; 0: it makes none. The
   // other arguments must outlive it.
   IndexWriter(ObjectStore& store, Claim& claim, ReadParts read, std::chrono::seconds presign)
       : store_(store), claim_(claim), parts_(store, std::move(read)), presign_(presign) {}

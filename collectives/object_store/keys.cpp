@@ -50,7 +50,7 @@ constexpr std::array kKeys = {
         .once("road.url"),
     Rows::key<StoreEndpoint, DRIFTLESS_FIELD(endpoint)>(
         "road.object_store.endpoint", "http(s)://host:port",
-        "The server of an S3 store that is not AWS's; empty: AWS's of the region")
+        "The server of an S3 store other than AWS; empty: the server of AWS for the region")
         .once("road.endpoint"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(region)>("road.object_store.region", "a name",
                                                       "The region to sign for")

@@ -17,7 +17,7 @@ constexpr std::size_t kHashDigits = 32, kAttemptDigits = 16;
 constexpr std::size_t kTail = 1 + kHashDigits + 1 + kAttemptDigits + 1;
 constexpr std::string_view kReserved = "reserved ";
 constexpr std::size_t kReservation = kReserved.size() + kHashDigits + 1;
-static_assert(kReservation < kTail, "a list tells them by their sizes");
+static_assert(kReservation < kTail, "a listing distinguishes them by size");
 
 std::string hex16(std::uint64_t number) {
   char text[kAttemptDigits + 1];

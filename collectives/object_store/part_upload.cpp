@@ -202,7 +202,7 @@ Status PartUpload::read(std::uint64_t offset, std::span<std::byte> bytes) const 
   {
     const std::scoped_lock lock(mutex_);
     if (offset > size_ || bytes.size() > size_ - offset) {
-      return error(StatusCode::kCorrupt, path(), ": ", size_, " bytes, none from ", offset, " to ",
+      return error(StatusCode::kCorrupt, path(), ": ", size_, " bytes, read from ", offset, " to ",
                    offset + bytes.size());
     }
   }

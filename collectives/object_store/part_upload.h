@@ -71,7 +71,7 @@ class PartUpload : public std::enable_shared_from_this<PartUpload> {
   struct Piece {
     bool sending = false;
     bool sent = false;   // its current content was sent
-    bool again = false;  // written to while it was being sent
+    bool again = false;  // written to while or after it was sent
   };
 
   [[nodiscard]] bool whole(std::uint32_t piece) const;

@@ -11,7 +11,7 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// The number of looks for the next version alone between two listings.
+// So many looks for the next version by its name lie between two listings.
 constexpr unsigned kLooksPerList = 16;
 
 // The time for one look, even if less is left to wait.

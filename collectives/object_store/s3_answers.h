@@ -12,7 +12,7 @@
 namespace driftless::object_store {
 
 // The code in <Error><Code>NoSuchKey</Code>...; empty if the text is not an error. Messages contain
-// it, so it must be one word, otherwise empty.
+// it: a code that is not one short word becomes "an unreadable code".
 [[nodiscard]] std::string parse_error_code(const std::string& text);
 
 // One page of ListObjectsV2.

@@ -133,8 +133,8 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
-  // Such a store may have let another publisher overwrite run.json (Hugging Face buckets); from
-  // here on that publisher is fenced.
+  // A store that ignores If-Match (Hugging Face buckets) may have let another publisher overwrite
+  // run.json; from here on that publisher is fenced.
   if (!claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
@@ -393,7 +393,7 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
   DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
   if (!removed.empty() || index_.due()) {
     const Status indexed = write_index(kIndexWait);
-    // Otherwise it stays due and is retried.
+    // If versions were removed, a failure is no error: the index stays due and is retried.
     if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);
   }
   return removed;

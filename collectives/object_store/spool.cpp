@@ -96,7 +96,7 @@ Status Spool::read(std::uint64_t offset, std::span<std::byte> bytes) const {
     const std::scoped_lock lock(mutex_);
     if (file_ < 0) {
       if (offset > memory_.size() || bytes.size() > memory_.size() - offset) {
-        return error(StatusCode::kCorrupt, "a part of ", memory_.size(), " bytes has none from ",
+        return error(StatusCode::kCorrupt, "a part of ", memory_.size(), " bytes was read from ",
                      offset, " to ", offset + bytes.size());
       }
       if (!bytes.empty()) std::memcpy(bytes.data(), memory_.data() + offset, bytes.size());

@@ -44,7 +44,7 @@ class Spool {
 };
 
 // Memory for a part that is being downloaded: on the heap if the part is small, otherwise a mapping
-// of a file without a name. `bytes` may be written until `content` is handed out.
+// of a file without a name. `owner` keeps `bytes` alive.
 struct SpooledMemory {
   std::shared_ptr<void> owner;
   std::span<std::byte> bytes;

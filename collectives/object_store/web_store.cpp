@@ -156,8 +156,8 @@ class WebStore final : public ObjectStore {
                            kIndexKey, " holds until ", links_expire(),
                            ": a trainer with road.object_store.presign renews it with its next "
                            "version, "
-                           "`driftless presign` at once")
-                   : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link of it");
+                           "and `driftless presign` renews it at once")
+                   : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link to it");
       }
       if (link) {
         request.url = *link;
@@ -211,7 +211,7 @@ Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
                                                     const std::string& ca_file) {
   if (without_query(url).find('@') != std::string_view::npos) {
     return error(StatusCode::kInvalidArgument,
-                 "road.object_store.url: http(s)://host/path without a user");
+                 "road.object_store.url: expected http(s)://host/path without a user");
   }
   std::string_view path = without_query(url);
   path.remove_prefix(std::min(path.size(), path.find("://") + 3));

@@ -23,11 +23,11 @@ std::string host_of(const std::string& address) { return address.substr(0, addre
 // Whether an address with this host part belongs to this host.
 bool is_local(const std::string& host) { return hub::listen_on(concat(host, ":0"), nullptr).ok(); }
 
-// Every carrier needs TCP, because readers get descriptions over a connection.
+// Tested for every carrier, because every trainer rank listens on TCP.
 Finding examine_tcp(const PeerOptions& options) {
   std::string address = options.address, bound;
   if (address.empty() && options.hub.address.empty()) {
-    return {"tcp", kSkip, "hub.address is empty: a launcher names the host of the leading trainer"};
+    return {"tcp", kSkip, "hub.address is empty: the launcher names the leading trainer's host"};
   }
   if (address.empty()) {
     const Result<std::string> host = hub::local_host_towards(options.hub.address);
@@ -52,7 +52,7 @@ Finding examine_tcp(const PeerOptions& options) {
 Finding examine_shm(const PeerOptions& options) {
   const bool alone = options.carrier == PeerCarrier::kShm;
   if (!alone && options.carrier != PeerCarrier::kAuto) {
-    return {"shm", kSkip, "road.peer.carrier is another one"};
+    return {"shm", kSkip, "road.peer.carrier selects another carrier"};
   }
   Segment memory;
   const Status made = memory.reserve(kTriedBytes);
@@ -80,7 +80,7 @@ std::string file_of(const NixlCalls& calls) {
 Finding examine_nixl(const PeerOptions& options) {
   const bool alone = options.carrier == PeerCarrier::kNixl;
   if (!alone && options.carrier != PeerCarrier::kAuto) {
-    return {"nixl", kSkip, "road.peer.carrier is another one"};
+    return {"nixl", kSkip, "road.peer.carrier selects another carrier"};
   }
   const bool fast = has_fast_network();
   const Result<const NixlCalls*> calls = nixl_calls(options.library);

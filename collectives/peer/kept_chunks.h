@@ -21,8 +21,8 @@ class KeptChunks {
   // The hashes of the part's chunks; null if unknown.
   [[nodiscard]] const std::vector<Hash128>* hashes(const PublicationId& id,
                                                    const PartReceipt& part) const;
-  // Sets the hashes. If a part of that name with other content (of an earlier run) is kept, drops
-  // it.
+  // Sets the hashes. If a part of that name is already kept (of an earlier run), drops its
+  // publication first.
   void set_hashes(const PublicationId& id, const PartReceipt& part, std::vector<Hash128> hashes);
   // The chunk's bytes; empty if it is not kept. [after set_hashes()]
   [[nodiscard]] std::span<const std::byte> find(const PublicationId& id, const PartReceipt& part,

@@ -84,7 +84,7 @@ struct Request {
   std::uint64_t bytes = 0;
   PublicationId id = {};
   std::string name = {}, text = {}, needs = {};
-  Endpoint endpoint = {};  // of a rank, or of a receiver that serves; an empty tcp: it does not
+  Endpoint endpoint = {};  // of a rank, or of a receiver; an empty tcp: the receiver serves nothing
   Exchange exchange = {};
 
   friend bool operator==(const Request&, const Request&) = default;

@@ -102,7 +102,7 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
                                                  const AskPlace& ask, const Deadline& deadline) {
   const RangePlaces places(ranges);
   DRIFTLESS_RETURN_IF_ERROR(check_quarantine());
-  // The rank first: it refuses a wrong size before memory of that size is allocated.
+  // Asks the rank first: it refuses a wrong size before memory of that size is allocated.
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t address, find_place(rank, ask));
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::shared_ptr<ReadLease> lease,

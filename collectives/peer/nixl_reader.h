@@ -57,7 +57,7 @@ class NixlReader {
     std::uint64_t state = 0, removals = 0;
     std::uint64_t known = 0;  // `state`, if it is from this connection
   };
-  // The memory of a read: of the host, or of a GPU with its registration, which ends first.
+  // The memory of a read, on the host or on a GPU. `registration` is destroyed before the memory.
   struct Memory {
     NixlWhere where;
     std::uint64_t bytes = 0;
@@ -91,7 +91,7 @@ class NixlReader {
   const std::shared_ptr<ReadMemory> memory_;
   std::map<unsigned, Loaded> loaded_;  // by rank
   std::vector<GivenUp> given_up_;
-  // The registered memory of a GPU, and its registration, which ends first.
+  // The registered memory of a GPU, and its registration, which is destroyed first.
   std::shared_ptr<std::byte> device_memory_;
   std::shared_ptr<const void> device_registration_;
   bool no_device_ = false;  // NIXL refused to register such memory

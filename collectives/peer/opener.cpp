@@ -14,8 +14,8 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
   DRIFTLESS_ASSIGN_OR_RETURN(options.hub, hub::resolve(options.hub, place.leader_host));
   options.start = place.start;
   const auto port = place.port != nullptr ? place.port : hub::make_tcp_port(options.hub);
-  // Other ranks serve at the address by which they reach the leader, which they know once the
-  // leader listens.
+  // A process serves at the address by which it reaches the leader. The address is determined when
+  // the sender or the receiver is made.
   auto road = std::make_shared<Road>(
       Road{.options = options,
            .meeting = {.hub = [port] { return port->serve(kService); },

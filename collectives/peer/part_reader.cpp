@@ -134,7 +134,7 @@ Result<std::string> PartReader::next_message(Connection& connection, std::uint64
   std::uint64_t size = 0;
   std::memcpy(&size, head.data(), sizeof(size));
   if (size > most) {
-    return error(StatusCode::kCorrupt, "peer: an answer's head of ", size, " bytes");
+    return error(StatusCode::kCorrupt, "peer: the head of an answer cannot have ", size, " bytes");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string rest,
                              hub::read_all(connection.socket, size, deadline));

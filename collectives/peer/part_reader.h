@@ -41,8 +41,8 @@ class PartReader {
                                                           const PublicationId& id,
                                                           const PartReceipt& part,
                                                           const Deadline& deadline);
-  // The carrier of bytes from there; never kAuto. kUnsupported if the configured carrier does not
-  // reach it.
+  // The carrier of bytes from `to`; never kAuto. kUnsupported if the configured carrier does not
+  // reach `to`.
   [[nodiscard]] Result<PeerCarrier> carrier_to(const Endpoint& to);
   // The carrier of the last bytes; kAuto before the first.
   [[nodiscard]] PeerCarrier carrier() const { return carrier_; }

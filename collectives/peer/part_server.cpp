@@ -82,7 +82,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
 
-// The answer to `want`; `content` gets the following bytes if they are not the part's own.
+// The answer to `want`. Sets `content` if bytes follow it that are not bytes of the part.
 Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
   if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {

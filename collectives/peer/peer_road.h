@@ -29,7 +29,7 @@ struct Meeting {
 class Board;
 class Client;
 
-// The state that a process shares between its sender or receiver and the end of the run.
+// The road's state in a process, for its sender or receiver and for publish_end() or fetch_end().
 struct Road {
   PeerOptions options;
   Meeting meeting;

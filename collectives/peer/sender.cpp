@@ -21,7 +21,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // Rounds `bytes` up to MiB for messages.
 constexpr std::uint64_t whole_mib(std::uint64_t bytes) { return (bytes + kMiB - 1) / kMiB * kMiB; }
 
-// The requests of a rank to the leader: to the Board on the leader, otherwise through the Client.
+// The requests of a rank to the leader: calls of the Board on the leader, messages on other ranks.
 class Leader {
  public:
   Leader(std::shared_ptr<Board> board, std::shared_ptr<Client> client)

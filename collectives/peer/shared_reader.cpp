@@ -61,7 +61,7 @@ class SharedReader::Read {
     return places_.files(part_.name, memory, memory.get());
   }
 
-  // Returns the bytes of kept chunks.
+  // Returns the number of bytes that were kept.
   [[nodiscard]] Result<std::uint64_t> offer(std::span<const std::byte> bytes) {
     DRIFTLESS_RETURN_IF_ERROR(know_hashes());
     std::uint64_t kept = 0;
@@ -154,7 +154,7 @@ class SharedReader::Read {
       const std::span<const std::byte> kept = reader_.kept_.find(id_, part_, piece.chunk);
       if (kept.empty()) continue;
       place(piece.chunk, kept);
-      note_kept(piece.chunk);  // there may be a new leader
+      note_kept(piece.chunk);  // a new leader has no report of it yet
     }
   }
 
@@ -166,7 +166,7 @@ class SharedReader::Read {
       const Piece& piece = pieces_[i];
       if (piece.there) continue;
       const ByteRange range = chunk_at(piece.chunk, part_.size_bytes);
-      // The same chunk.
+      // Another range wants the same chunk.
       if (!ranges.empty() && end_of_range(ranges.back()) > range.offset) continue;
       const bool adjoins = !ranges.empty() && end_of_range(ranges.back()) == range.offset;
       if (bytes >= most_bytes || (!adjoins && ranges.size() == kMaxExchanged)) break;

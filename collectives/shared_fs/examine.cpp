@@ -67,7 +67,7 @@ class Examination {
     findings_.push_back({std::string(check), state, std::move(finding), std::string(next)});
   }
 
-  // Whether there is still time for a test. Leaves time to remove the test files.
+  // Whether there is still time for another test. If not, adds a finding.
   bool in_time() {
     if (!deadline_.expired()) return true;
     add("deadline", kFail, "the file system is slow: not everything was tried",
@@ -115,7 +115,7 @@ class Examination {
     const bool too_small = space->free_bytes < space_bytes_;
     const bool little = space->free_bytes < kLittleSpace;
     add("space", too_small ? kFail : (little ? kWarn : kOk), room + needs,
-        too_small || little ? "free space, lower keep_versions, or use another road.shared_fs.dir"
+        too_small || little ? "delete files, lower keep_versions, or set another road.shared_fs.dir"
                             : "");
     examine_kind(space->kind);
   }
@@ -189,7 +189,7 @@ class Examination {
   // Tests two publishers that begin the same version: the second one must be refused.
   void exclusive() {
     const Status again = fs_.create(join_path(scratch_dir_, "file")).status();
-    if (taken("exclusive create", again, "a file that is there was created again")) {
+    if (taken("exclusive create", again, "an existing file was created again")) {
       add("exclusive create", kOk, "honoured");
     }
   }
@@ -203,7 +203,7 @@ class Examination {
     if (!done.ok()) {
       refuse("rename", done);
     } else if (taken("rename", fs_.rename_new(from, to), "a directory replaced another one")) {
-      add("rename", kOk, "atomic, and never over another");
+      add("rename", kOk, "atomic; it replaces no directory");
     }
   }
 
@@ -222,7 +222,7 @@ class Examination {
 
   bool refuse(std::string_view check, const Status& status) {
     const bool full = status.code() == StatusCode::kNoSpace;
-    findings_.push_back(failed(check, status, full ? "free space, or a quota" : kOtherDirectory));
+    findings_.push_back(failed(check, status, full ? "delete files there" : kOtherDirectory));
     return false;
   }
 

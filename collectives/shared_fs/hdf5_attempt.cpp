@@ -67,7 +67,7 @@ Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock, const std:
   };
   if (!monitor_->changed.wait_until(lock, deadline_.at(), room)) {
     return deadline_.check(
-        concat(path, ": waiting for the other publisher ranks to write the parts before"));
+        concat(path, ": waiting for the other publisher ranks to write their earlier parts"));
   }
   if (!failure_.ok()) return failure_;
   if (over_) return error(StatusCode::kInvalidArgument, path, ": the publication is over");

@@ -26,7 +26,7 @@ struct Hdf5Options {
   // Passed to MPI-IO, through which the leader creates the file; for example {"striping_factor",
   // "8"}.
   std::vector<std::pair<std::string, std::string>> mpi_io_hints;
-  // How long the destructor waits until the other ranks know of an unfinished publication.
+  // Limit for the wait of the destructor until all ranks have ended an unfinished publication.
   std::chrono::milliseconds close_wait{5'000};
 };
 
@@ -42,9 +42,9 @@ struct Hdf5Options {
 // begin() is not collective, but on the other ranks it waits for the file that the leader's begin()
 // leaves in the directory; its deadline also bounds the waits of create_part(). flush() is
 // collective: ok on all ranks, or an error that names the rank which failed, aborted or was late. A
-// rank that gave up keeps taking part until the other ranks know; then the next publication begins.
-// No HDF5 call is collective: the leader alone creates the file's tables, and every rank writes its
-// own bytes into it. One sink per process at a time.
+// rank that gave up takes part until all other ranks have its failure; then the next publication
+// begins. No HDF5 call is collective: the leader alone creates the file's tables, and every rank
+// writes its own bytes into it. One sink per process at a time.
 [[nodiscard]] Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks,
                                                                const Hdf5Options& options);
 

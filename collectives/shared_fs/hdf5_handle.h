@@ -36,7 +36,7 @@ class Hdf5Scope {
 };
 
 // "<what>: HDF5: <where it began>; <what it meant>", from the error stack of the last failed call
-// within its Hdf5Scope. kNoSpace if the stack contains it, otherwise `code`.
+// within its Hdf5Scope. kNoSpace if the stack names a full disk or quota, otherwise `code`.
 [[nodiscard]] Status hdf5_error(StatusCode code, std::string_view what);
 
 // Owns an HDF5 identifier. Used and destroyed within a Hdf5Scope.

@@ -54,20 +54,20 @@ Status Hdf5Exchange::post(const Hdf5Message& mine) {
   return mpi_rma::mpi_status(
       MPI_Iallgather(&buffers_->mine, kBytes, MPI_BYTE, buffers_->messages.data(), kBytes, MPI_BYTE,
                      comm_.comm, &request_),
-      "a meeting of the publisher ranks");
+      "an exchange between the publisher ranks");
 }
 
 Status Hdf5Exchange::post_places(const std::vector<std::uint64_t>& places) {
   if (comm_.rank == 0) buffers_->places = places;
   return mpi_rma::mpi_status(MPI_Ibcast(buffers_->places.data(), static_cast<int>(comm_.size),
                                         MPI_UINT64_T, 0, comm_.comm, &request_),
-                             "a meeting of the publisher ranks");
+                             "an exchange between the publisher ranks");
 }
 
 Result<bool> Hdf5Exchange::test() {
   int done = 0;
   DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Test(&request_, &done, MPI_STATUS_IGNORE),
-                                                "a meeting of the publisher ranks"));
+                                                "an exchange between the publisher ranks"));
   return done != 0;
 }
 
@@ -91,7 +91,7 @@ Status Hdf5Rounds::set_next(std::shared_ptr<Hdf5Attempt> next, const Deadline& d
     std::unique_lock<std::mutex> lock(monitor_->mutex);
     if (!monitor_->changed.wait_until(lock, deadline.at(), [this] { return !writing_; })) {
       return deadline.check(
-          concat(next->directory(), ": the publication before is still being written"));
+          concat(next->directory(), ": the previous publication is still being written"));
     }
     replaced = std::exchange(next_, std::move(next));
     monitor_->changed.notify_all();
@@ -186,7 +186,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_announcements() {
   return post_status(active_->status(), Phase::kConfirming);
 }
 
-// No rank has the file open here: an open file belongs to one attempt on all ranks.
+// No rank has version.h5 open here: while it is open, all ranks have the same active attempt.
 Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
   part_ = nullptr;
   {

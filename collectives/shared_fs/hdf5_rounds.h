@@ -127,8 +127,8 @@ struct Hdf5Message {
 // The place of a rank that has no dataset in this round.
 inline constexpr std::uint64_t kHdf5Nowhere = ~std::uint64_t{0};
 
-// version.h5 on the leader. Only the leader creates groups and datasets, so that many ranks cost
-// bytes but no tables. After a failed call the file stays open.
+// version.h5 on the leader. Only the leader creates groups and datasets; the other ranks write
+// only bytes, without HDF5. After a failed call the file stays open.
 class Hdf5VersionFile {
  public:
   Hdf5VersionFile(unsigned ranks, Hdf5Options options)
@@ -224,9 +224,9 @@ class Hdf5Rounds {
   // Does all work that is possible without waiting for another rank's message. May take long: it
   // writes.
   [[nodiscard]] Progress advance();
-  // Whether advance() would not return kNothing. The caller holds the monitor's lock.
+  // Whether advance() has something to do. The caller holds the monitor's lock.
   [[nodiscard]] bool has_work_locked() const;
-  // Whether an attempt is being written or waits. The caller holds the monitor's lock.
+  // Whether no attempt is being written or waits. The caller holds the monitor's lock.
   [[nodiscard]] bool idle_locked() const { return active_ == nullptr && next_ == nullptr; }
 
  private:

@@ -53,7 +53,7 @@ class Hdf5Sink final : public PartSink {
     auto attempt = std::make_shared<Hdf5Attempt>(
         monitor_, directory, id, rounds_.rank(),
         Hdf5Attempt::Limits{options_.max_part_bytes, queued}, deadline);
-    // Before the id is written: from here on, the rounds do not touch the content of the directory.
+    // Before the id is written: from here on, the previous attempt writes nothing there.
     DRIFTLESS_RETURN_IF_ERROR(rounds_.set_next(attempt, deadline));
     current_ = std::move(attempt);
     if (!leads) return {};
@@ -113,7 +113,7 @@ class Hdf5Sink final : public PartSink {
     }
   }
 
-  // Without a thread: advances until `attempt` is over, or nothing can be done at once.
+  // Without a thread: advances until `attempt` is over or the deadline has passed.
   void drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
     Backoff backoff(kPollFirst, kPollLongest);
     Waiting waiting;
@@ -126,7 +126,7 @@ class Hdf5Sink final : public PartSink {
     }
   }
 
-  // For a wait: MPI reports that ranks are missing, but not which.
+  // The message of a long wait. It names no ranks: MPI does not report which ones are missing.
   [[nodiscard]] std::string others() const {
     return concat("hdf5: publisher rank ", rounds_.rank(),
                   " waits for the other publisher ranks to write their parts");
@@ -177,7 +177,7 @@ Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks, const Hdf5Optio
   }
   if (options.queued_parts == 0 || options.max_part_bytes == 0) {
     return error(StatusCode::kInvalidArgument,
-                 "the hdf5 road needs room for a part at least: queued_parts ",
+                 "the hdf5 road needs room for at least one part: queued_parts ",
                  options.queued_parts, ", max_part_bytes ", options.max_part_bytes);
   }
 

@@ -38,8 +38,8 @@ constexpr std::array kKeys = {
         .once("road.hook_timeout"),
     Rows::key<setting::Count<1, kMostPacks>, DRIFTLESS_FIELD(part_files)>(
         "road.shared_fs.part_files",
-        "road.layout: frames: if more trainer ranks than this publish, several write into one "
-        "file, and a version has at most this many")
+        "road.layout: frames: the most files that hold the parts of a version. If more trainer "
+        "ranks publish, several of them share a file")
         .once("road.part_files"),
     poll_first<DRIFTLESS_FIELD(poll_first)>(),
     poll_longest<DRIFTLESS_FIELD(poll_longest)>(),

@@ -42,8 +42,8 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
                                      std::string_view name);
 // ".run.<session>.tmp": the announcement, being written.
 [[nodiscard]] std::string hidden_run_name(std::string_view session);
-// Whether the name is that of a hidden directory, being written or removed, of any publication, or
-// of a hidden announcement.
+// Whether the name is that of a publication's directory while it is written or removed, or that of
+// an announcement while it is written.
 [[nodiscard]] bool is_leftover(std::string_view name);
 [[nodiscard]] bool is_dropped(std::string_view name);
 

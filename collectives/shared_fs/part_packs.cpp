@@ -30,7 +30,7 @@ class Pack {
     return at;
   }
 
-  // Forgets all reservations.
+  // Refuses all further parts.
   void drop() {
     const std::scoped_lock lock(mutex_);
     dropped_ = true;

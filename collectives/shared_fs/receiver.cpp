@@ -76,7 +76,7 @@ class Receiver final : public ReceiveRoad {
     if (!manifest.ok()) return or_gone(id, late(manifest.status()));
     if (done_text(*manifest) != *done) {
       return error(StatusCode::kIncomplete, join_path(path(id), kManifestName),
-                   ": its hash is not the one in DONE: the manifest is incomplete yet, or damaged");
+                   ": its hash is not the one in DONE: the manifest is not yet whole, or damaged");
     }
     return manifest;
   }

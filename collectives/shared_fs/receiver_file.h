@@ -2,11 +2,11 @@
 // <dir>/.receivers/<id>.json: a receiver's last report; how the leader watches these files, and
 // what it may remove.
 //
-//   {"beat": 17, "id": "host3-0", "proof": "...", "version": 7}
+//   {"beat": 17, "id": "host3-0", "needs": "...", "proof": "...", "version": 7}
 //
 // `beat` grows with every report and starts anywhere, so that the content changes with each sign of
-// life, also after a restart. Each byte of id and proof is stored as the code point of the same
-// number.
+// life, also after a restart. Each byte of id, proof and needs is stored as the code point of the
+// same number.
 #pragma once
 
 #include <map>

@@ -447,7 +447,7 @@ class Sender final : public SendRoad {
   ReceiverWatch watch_;
   std::optional<Pending> pending_;
   std::string last_hidden_;  // of the last attempt: a listing may still show it
-  bool made_ = false;        // the directory exists
+  bool made_ = false;        // open() made the directory
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ typedef struct {
   tensor tensors[MAX_TENSORS];
 } model;
 
-/* Stands for an engine. A real one would stop taking requests in pause, and continue in resume. */
+/* Stands in for an engine. A real one stops taking requests in pause, and continues in resume. */
 typedef struct {
   unsigned pauses, resumes;
 } engine;

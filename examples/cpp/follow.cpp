@@ -52,7 +52,7 @@ std::vector<Tensor> read_tensors(const std::string& path) {
   return tensors;
 }
 
-// Stands for an engine. It counts the steps that it could make between two updates.
+// Stands in for an engine: counts the steps that an engine could make between two updates.
 class Engine {
  public:
   void generate() {

@@ -64,8 +64,8 @@ Unit load(const void* values, std::uint64_t k) {
   return unit;
 }
 
-// Two kinds of changes, because 64-bit products are slow on small cores: for units of up to 2
-// bytes, steps are small enough for 32-bit factors and 64-bit sums.
+// Units of up to 2 bytes have code of their own, because 64-bit products are slow on small cores:
+// their changes are small enough for 32-bit factors and 64-bit sums.
 
 constexpr std::uint64_t kLimbMask = (std::uint64_t{1} << 31) - 1;
 

@@ -21,7 +21,7 @@ class BlockWindow {
   BlockWindow(DigestSums digest_sums, const DigestTensorKey& tensor)
       : digest_sums_(digest_sums), tensor_(tensor) {}
 
-  // The place of byte `at` of the tensor, for `bytes` bytes of the same block; bytes ascend.
+  // The place for `bytes` bytes from byte `at` of the tensor on, all in one block; `at` ascends.
   std::byte* room(std::uint64_t at, std::uint64_t bytes) {
     if (at / kDigestBlockBytes != block_) flush(at / kDigestBlockBytes);
     const auto from = static_cast<std::uint32_t>(at % kDigestBlockBytes);
@@ -106,8 +106,8 @@ StridedSum sum_runs(DigestSums digest_sums, const StridedMap& map, const std::by
   return sum;
 }
 
-// A transpose is processed in tiles: a cache line or two of units that adjoin in the target, by a
-// block of the digest. Each of these units is in another row of the tensor, and each row is summed
+// A transpose is processed in tiles. A tile has kTileRows units that adjoin in the target, each in
+// another row of the tensor; and of each row it has a block of the digest. Each row is summed
 // separately.
 constexpr std::uint64_t kTileRows = 32;
 constexpr std::uint64_t kTilePitch = kDigestBlockBytes + 64;  // avoids cache conflicts between rows

@@ -11,7 +11,7 @@ namespace {
 template <typename Unit>
 std::uint64_t overwrite_units(unsigned char* target, const unsigned char* source,
                               std::uint64_t count, std::uint64_t sentinel) {
-  // The largest count in a Unit: vectors of units hold the counts.
+  // Units are counted in blocks, because a count must fit a Unit: vectors of units hold the counts.
   constexpr std::uint64_t kBlock = sizeof(Unit) == 1 ? 240 : 4096;
   const auto keep = static_cast<Unit>(sentinel);
   std::uint64_t written = count;

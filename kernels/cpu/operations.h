@@ -22,8 +22,8 @@ struct WideSum {
 inline constexpr unsigned kDigestKeyStreams = 4;
 
 // The keys of one 16-bit half of a word of a block, both lanes: place_key * 2^(16 * half) mod p,
-// split into the low 31 bits and the 30 above them. A step of a unit has 17 bits with its sign;
-// 2^12 products of a step and a limb, all changes of a block, fit into a 64-bit sum.
+// split into limbs: the low 31 bits and the 30 above them. A change of a unit has 17 bits with its
+// sign. So the products of a limb with all changes of a block (at most 2^12) fit a 64-bit sum.
 struct alignas(16) HalfKeys {
   std::int32_t limbs[4];  // low, high of lane 0; low, high of lane 1
 };
@@ -37,7 +37,7 @@ struct UnitChanges {
   std::uint64_t count;
   const unsigned char* old_values;
   const unsigned char* new_values;
-  unsigned char* units;  // unit `origin`; stores the new values there unless null
+  unsigned char* units;  // where unit `origin` lies; null: nothing is written
   std::uint64_t done;
 };
 
@@ -72,13 +72,13 @@ struct alignas(64) Strip {
   void digest_sums(const void* words, std::uint32_t count,                                         \
                    const std::uint32_t* const keys[kDigestKeyStreams],                             \
                    WideSum sums[kDigestKeyStreams]);                                               \
-  /* Sums the changes of the next blocks, `max_blocks` at most; returns of how many. `keys` are */ \
-  /* those of all kDigestBlockHalves. */                                                           \
+  /* Sums the changes of the next blocks, at most `max_blocks`, and returns the number of these */ \
+  /* blocks. `keys` has all kDigestBlockHalves. */                                                 \
   unsigned digest_steps(UnitChanges& changes, const HalfKeys* keys, BlockSteps* blocks,            \
                         unsigned max_blocks);                                                      \
-  /* sums[g] = the hazards of all units before group g, of `groups` whole ones; sums[groups]: of   \
-   */                                                                                              \
-  /* all. Below 2^32. */                                                                           \
+  /* sums[g] = the sum of the hazards of all units before group g. There are `groups` */           \
+  /* groups, all of them whole; sums[groups] = the sum over all of their units. */                 \
+  /* Every sum is below 2^32. */                                                                   \
   void hazard_sums(const HazardTable& table, const void* units, std::uint32_t groups,              \
                    std::uint32_t* sums);                                                           \
   /* Copies rows and columns of a matrix of bfloat16 that has `stride` columns, and finds the */   \

@@ -30,7 +30,7 @@ inline std::uint64_t sum_64(Vector v) {
          static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
 }
 
-// One bit for each of the units in 32 bytes (for 2-byte units in two vectors: 32 bits).
+// One bit for each unit of a vector, or, for units of 2 bytes, of two vectors.
 template <unsigned kUnit>
 inline std::uint64_t equal_bits(const unsigned char* a, const unsigned char* b) {
   const Vector mask = equal<kUnit>(load(a), load(b));

@@ -2,8 +2,8 @@
 // SIMD within a 64-bit register, for processors without another target; also x86 without AVX2.
 //
 // All simd_*.h have the same structure: a Vector, loads from any address, and the few operations
-// that diff.cpp, digest_sums.cpp and digest_steps.cpp use. `kUnit` is the unit's width in bytes: 1,
-// 2, 4 or 8.
+// that diff.cpp, digest_sums.cpp, digest_steps.cpp and hazard_sums.cpp use. `kUnit` is the unit's
+// width in bytes: 1, 2, 4 or 8.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device structures for blocks of `compact`. A warp sums the hazards of a tile in groups of units;
-// a thread codes the tile.
+// one thread encodes the tile, and a few lanes decode it.
 #pragma once
 
 #include "core/memory_kind.h"

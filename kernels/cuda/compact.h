@@ -77,7 +77,7 @@ class CompactEncode {
   // Call it once the stream has passed make(). The counts from which a table for all blocks is
   // made; units are counted from a sample.
   [[nodiscard]] CompactCounts counts() const;
-  // Queues the computation of the streams' sizes. At most as many tables as make() was given.
+  // Queues the computation of the streams' sizes. `tables`: as many as make() was given.
   [[nodiscard]] Status size(std::span<const CompactTable> tables, Stream stream);
   // Call it once the stream has passed size(). The tiles of all blocks, one after the other.
   // kInvalidArgument if a table lacks the class or the step of a change.

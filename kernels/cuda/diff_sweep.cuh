@@ -121,7 +121,7 @@ __device__ __forceinline__ Unit<W> new_unit(const std::byte* new_dev, std::uint3
     return C == ValueCast::kF32ToBF16 ? bf16_of_f32(bits) : f16_of_f32(bits);
   }
 }
-// Whether it is a NaN and is narrowed.
+// Whether the unit of the new side is a NaN that the conversion narrows.
 template <ValueCast C>
 __device__ __forceinline__ bool is_new_nan(const std::byte* new_dev, std::uint32_t at) {
   return C != ValueCast::kNone && is_nan_f32(reinterpret_cast<const std::uint32_t*>(new_dev)[at]);

@@ -11,7 +11,7 @@ namespace driftless::cuda {
 namespace {
 
 constexpr std::uint32_t kSegments = 32;  // in a warp's span
-// Spans per launch, because other work needs the GPU meanwhile: at most 256 MiB.
+// The most spans in a launch (256 MiB), so that other work can use the GPU between two launches.
 constexpr std::uint32_t kDigestMapSlice = 2048;
 
 struct DevPart {
@@ -201,7 +201,7 @@ std::uint64_t spans_of(std::span<const DigestMap> parts, unsigned unit_bytes) {
   return spans;
 }
 
-// Each launch has one conversion: parts are sorted by it.
+// Launches the kernel for this conversion, which all parts of a sweep share.
 template <typename Launch>
 Status launch_by_cast(ValueCast cast, unsigned unit_bytes, const Launch& launch) {
   switch (cast) {

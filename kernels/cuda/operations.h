@@ -307,7 +307,7 @@ class StridedPatch {
 [[nodiscard]] Status fill_units(std::byte* data_dev, std::uint64_t units, unsigned unit_bytes,
                                 std::uint64_t pattern, Stream stream);
 
-// The sum of the digests of tensors, or of stretches of them.
+// A tensor, or a stretch of one, whose digest is part of a sum.
 struct DigestPiece {
   const std::byte* bytes_dev = nullptr;
   std::uint64_t size_bytes = 0;

@@ -289,7 +289,7 @@ def _target_of(model: Any, base: str | os.PathLike[str] | None) -> Target:
 
 
 def _check_ways(target: Any) -> None:
-    """A module's receiver refuses only the first version that changes an unwritable tensor. A
+    """A module's receiver refuses an unwritable tensor only when a version changes it. A
     follower needs every tensor, so it refuses such a module at once."""
     layout = target.layout
     ways = getattr(target, "ways", {}) if layout is not None else {}

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 class ObjectStore(Protocol):
     """Named, immutable objects. Keys are relative to the store's prefix. Several threads may call
     at once. FileNotFoundError: the object does not exist. FileExistsError: put() with `only_new`
-    found the object. ValueError, PermissionError, NotImplementedError: a retry cannot help. The
-    caller retries after any other exception, until its deadline."""
+    found the object. ValueError, TypeError, PermissionError, NotImplementedError: a retry cannot
+    help. The caller retries after any other exception, until its deadline."""
 
     name: str
 

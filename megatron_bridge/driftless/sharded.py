@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ._native import CheckpointSource, TensorRef, TensorSpec
 from .errors import InvalidArgumentError
 
-BUCKET_BYTES = 64 << 20  # visit() holds at most this much at a time
+BUCKET_BYTES = 64 << 20  # visit() yields a batch once it has this much
 
 _SCALES = "_scale_inv"  # suffix of the name of a quantized tensor's scales
 _PACKED = "_packed"  # suffix of the codes of an INT4 tensor, which has scales and a shape beside them
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     shape: Sequence[int]  # of the whole tensor
     offset: Sequence[int]  # of the box in the whole tensor
     owner: bool = True  # whether this rank publishes it; one of several replicas does
-    watched: bool = False  # with snapshot: none: code other than Publisher.capture() writes it
+    watched: bool = False  # with snapshot: none: code other than the optimizer writes it
 
 
 class ShardedSource:

@@ -3,10 +3,10 @@
 `driftless.Publisher`.
 
 Messages go through the store of the rendezvous. Their keys have a random name that rank 0 makes for
-each group, and the number of the version's attempt. The random name keeps keys apart that an
-earlier start left in the store (torchrun restarts processes with the same store). Only that name is
-sent over the process group: a gloo collective that one rank entered too late never ends, and would
-make the group useless for all later versions.
+each group, and the number of the version's attempt. The random name separates them from keys that
+an earlier start left in the store (torchrun restarts processes with the same store). Only that name
+is sent over the process group: a gloo collective that one rank entered too late never ends, and
+would make the group useless for all later versions.
 
 Each rank also writes its attempt number to the store. A rank that waits for one with a later
 attempt number fails at once: the other rank left this attempt out, or gave it up.
@@ -175,8 +175,8 @@ def torch_environment() -> None:
         return
     if not place.address:
         raise InvalidArgumentError(
-            f"{place.launcher} started processes on several hosts, and does not say where rank 0 "
-            "is: set MASTER_ADDR"
+            f"{place.launcher} started processes on several hosts, without an address of rank "
+            "0: set MASTER_ADDR"
         )
     for name, value in (
         ("RANK", place.rank),

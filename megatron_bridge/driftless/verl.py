@@ -124,8 +124,8 @@ class DriftlessEngine(CheckpointEngine):
 
 
 class _Trainer:
-    """One rank's trainer side. Every rank publishes its shards; of whole tensors, only the first
-    does."""
+    """One rank's trainer side. Every rank publishes its shards; if verl sends whole tensors, only
+    the first rank publishes."""
 
     def __init__(self, config: Config, base: str, master: bool) -> None:
         self._config, self._path, self._master = config, base, master
@@ -274,7 +274,7 @@ async def _to_the_end(
 
 class _Sync:
     """One update of all replicas. Engines generate until every one has the version staged beside
-    it, are paused for the commit only, and resume whatever fails."""
+    it, are paused for the commit only, and resume even after a failure (_deliver())."""
 
     def __init__(self, manager: CheckpointEngineManager, steps: dict[Identity, int | None]) -> None:
         self._manager, self._steps = manager, steps
@@ -353,5 +353,5 @@ async def _update_weights(
     return await _Sync(self, steps).run(global_steps)
 
 
-# Not by `rollout.checkpoint_manager_class`, which half of verl's trainers ignore.
+# Replaced here, because half of verl's trainers ignore `rollout.checkpoint_manager_class`.
 CheckpointEngineManager.update_weights = _update_weights

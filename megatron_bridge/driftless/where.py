@@ -30,8 +30,8 @@ def config_of(where: Where, overrides: Sequence[str] = ()) -> Config:
     if not place or (found and scheme.isalnum()):
         raise InvalidArgumentError(
             f"'{place}' cannot hold a run: give a directory, s3://bucket/prefix, "
-            "hf://user/bucket/prefix, or a configuration's file (for another store that speaks "
-            "like S3: s3:// and overrides=['road.object_store.endpoint=URL'])"
+            "hf://user/bucket/prefix, or a configuration's file (for another "
+            "S3-compatible store: s3:// and overrides=['road.object_store.endpoint=URL'])"
         )
     if os.path.isfile(place) or place.endswith((".yaml", ".yml")):
         return Config.load(place, [*overrides])

@@ -19,7 +19,7 @@ class Tensors:
 
     def __init__(self, base: CheckpointSource, tensors: dict[str, Any]) -> None:
         self._specs = [spec for spec in base.tensors() if spec.name in tensors]
-        # Whole versions carry the base's configuration and tokenizer.
+        # Full versions carry the base's configuration and tokenizer.
         self.companions_dir = base.path if os.path.isdir(base.path) else ""
         self._tensors = tensors
 

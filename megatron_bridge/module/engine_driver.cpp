@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // driftless._native.EngineDriver: the state machine that drives engines, for drive.py. Results and
-// replies go over as JSON text.
+// replies are passed as JSON text.
 #include "plugin/engines/engine_driver.h"
 
 #include <pybind11/functional.h>

@@ -322,7 +322,7 @@ void bind_job(py::module_& module) {
       "trainer, "
       "rollout or bystander. on_record(dict) gets the record of each version, and of each engine "
       "that a trainer notifies, on the thread that called publish(), wait() or commit(); "
-      "docs/operate/metrics.md has the keys. Its first exception is printed.");
+      "docs/operate/metrics.md has the keys. The first exception of on_record is printed.");
   job.def(py::init([](Config config, const std::string& role,
                       const std::optional<std::variant<bool, Launch>>& launched,
                       const py::object& on_record) {

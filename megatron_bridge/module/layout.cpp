@@ -46,7 +46,7 @@ void bind_layout(py::module_& module) {
   }
   module.attr("TORCH_NAMES") = names;
   py::class_<WeightLayout> layout(module, "Layout",
-                                  "The tensors of a policy in ascending order of their names.");
+                                  "The tensors of a run in ascending order of their names.");
   def_fields(layout, "signature", &WeightLayout::signature, "total_bytes",
              &WeightLayout::total_bytes, "total_units", &WeightLayout::total_units);
   layout

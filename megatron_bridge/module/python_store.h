@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An object store that Python implements (driftless.object_stores.ObjectStore), for the road
 // object_store. Its methods are called from any thread, with the GIL. FileNotFoundError becomes
-// kNotFound, FileExistsError kAlreadyExists, NotImplementedError kUnsupported, ValueError and
-// PermissionError kInvalidArgument. After any other exception the call is retried until the
-// deadline.
+// kNotFound, FileExistsError kAlreadyExists, NotImplementedError kUnsupported, ValueError,
+// TypeError and PermissionError kInvalidArgument. After any other exception the call is retried
+// until the deadline.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -63,8 +63,8 @@ class HeldReceiver final : public HeldSession<Receiver> {
     return dropped;
   }
   [[nodiscard]] const std::string& id() const { return id_; }
-  // Takes a turn outside of call(). The end of the turn refreshes the state; it may be dropped
-  // without the GIL.
+  // Takes a turn outside of call(). Destroying the result ends the turn and refreshes the state; it
+  // needs no GIL.
   [[nodiscard]] std::shared_ptr<const void> use() { return std::make_shared<const Use>(*this); }
 
   [[nodiscard]] bool stage(std::chrono::milliseconds wait) {

@@ -30,12 +30,12 @@ class LiveSource;
                                                         const LiveSource* live = nullptr,
                                                         bool waits = true);
 
-// The trainer's weights for a publisher without a snapshot: it knows where the tensors of a source
-// lie, and keeps them alive. Make and destroy it with the GIL.
+// The trainer's weights for a publisher without a snapshot. Holds the addresses of a source's
+// tensors, and keeps the tensors alive. Make and destroy it with the GIL.
 class LiveSource final : public WeightSource {
  public:
   // Visits `object`, a source as for make_source(), which may also have watched(): for each tensor,
-  // whether code other than capture() writes it. Raises its exceptions.
+  // whether code other than the optimizer writes it. Raises its exceptions.
   LiveSource(const py::object& object, PythonFailure& failure);
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }

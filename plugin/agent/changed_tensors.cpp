@@ -44,7 +44,7 @@ Status check_same_shapes(FileSystem& fs, const std::string& path, const WeightLa
   const Result<Checkpoint> model = Checkpoint::open(fs, path);
   if (!model.ok()) {
     return model.status().with_context(
-        "its shapes must be known before it is written to, since another shape ends the server; "
+        "the server's shapes must be known, because an update with other shapes ends the server; "
         "start it from a local checkpoint directory");
   }
   for (const TensorSpec& tensor : layout.tensors()) {

@@ -104,7 +104,7 @@ class Relay {
   WeightLayout layout_;
   TargetState holds_;     // the newest version relayed
   bool started_ = false;  // a version was relayed
-  // The last full publication on `down`: an anchor, or an anchor in place of a damaged version.
+  // The last full publication on `down`: an anchor, or a full version in place of a damaged one.
   std::optional<PublicationId> full_;
   std::optional<std::uint64_t> damaged_;       // the next version, if it stays damaged
   std::optional<PublicationId> damaged_full_;  // likewise the newest anchor

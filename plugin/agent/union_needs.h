@@ -29,7 +29,7 @@ class UnionNeeds {
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const;
   // The union as one receiver's announcement: for each tensor the smallest slice that covers all
   // their slices, and the encodings that all of them read. It announces old values only if all
-  // workers have them and each holds what is announced: blocks are cut to one slice per tensor.
+  // workers have them, and all hold the same slice of each tensor, to which blocks are cut.
   [[nodiscard]] std::string text(const WeightLayout& layout) const;
   // The measured speed of fetching and preparing the last version; announced with the rest.
   void note_speed(std::uint64_t bytes_per_s, std::uint64_t units_per_s) {

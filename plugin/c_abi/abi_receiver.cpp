@@ -45,7 +45,7 @@ Result<AbiReceiver::Turn> AbiReceiver::Turn::take(AbiReceiver& of) {
   const bool bound = of.process_ != nullptr && !of.process_->threads();
   if (bound && std::this_thread::get_id() != of.starter_) {
     return error(StatusCode::kInvalidArgument,
-                 "this MPI was granted without threads: all calls must come from the thread that "
+                 "MPI provides no thread support here: all calls must come from the thread that "
                  "called driftless_start()");
   }
   return turn;

@@ -44,7 +44,7 @@
  *
  * Texts are UTF-8 and end with NUL. Digests and run ids are 32 lowercase hexadecimal digits.
  *
- * Structs begin with `struct_size`, which the caller sets to sizeof of it, all else to zero first:
+ * Structs begin with `struct_size`: set all to zero, then `struct_size` to the struct's sizeof:
  *
  *       driftless_tensor tensor = {0};          (C++: driftless_tensor tensor{};)
  *       tensor.struct_size = sizeof tensor;
@@ -307,8 +307,8 @@ typedef struct driftless_end {
   char digest[33];
 } driftless_end;
 
-/* The trainer's end-of-run note, if the road has one: on shared_fs, and if trainers and rollouts
- * are one MPI job. */
+/* The trainer's end-of-run note, if this process can read it: in the trainer's MPI job, or on any
+ * road but mpi_rma and nccl. */
 DRIFTLESS_EXPORT driftless_code driftless_look_for_end(driftless_receiver* receiver,
                                                        driftless_end* end, driftless_error** error);
 

@@ -30,7 +30,7 @@ constexpr std::array kCodes = {
     CodeText{"wrong_layout", "Register the run's tensors, with its types and shapes."},
     CodeText{"mismatch", "The content is not what its hash says: take a full version."},
     CodeText{"busy", "Somebody else holds it: try again later."},
-    CodeText{"unsupported", "It is not possible in this build: the message says what would be."},
+    CodeText{"unsupported", "It is not possible in this build: the message names an alternative."},
     CodeText{"no_space", "Free some memory or disk, then try again."},
     CodeText{"io", "The operating system refused: see the message."},
     CodeText{"deadline_exceeded", "The wait ended: try again, or raise the timeout."},

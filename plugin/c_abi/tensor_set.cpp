@@ -90,8 +90,8 @@ Status check_may_be_strided(const driftless_tensor& tensor, const TensorSpec& sp
   if (info(spec.dtype).bits >= 8) return {};
   return error(StatusCode::kUnsupported, "strides[", dim, "] is ", tensor.strides[dim],
                ", expected ", contiguous_strides(spec.shape)[dim],
-               ": where elements are smaller than a byte contiguous memory is needed; register "
-               "memory that is");
+               ": elements smaller than a byte need contiguous memory; register contiguous "
+               "memory");
 }
 
 // The distance of the last element from the first, in elements. With dimensions sorted by stride,

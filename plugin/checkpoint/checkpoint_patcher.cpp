@@ -243,7 +243,7 @@ Status CheckpointPatcher::check_checksums(const std::string& directory) const {
     const Result<VersionDirectory> version = open_version(*fs_, directory, number);
     if (!version.ok()) {
       return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
-                   " by another tool, and whether that version is of this run is unknown (",
+                   ", which another tool applied, and its run is unknown (",
                    version.status().message(), "): keep the versions that were applied, or ",
                    kResync);
     }
@@ -258,7 +258,7 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
   const std::string held = concat(path_, " is at version ", state_.version);
   if (!state_.run.is_zero()) {
     return error(StatusCode::kWrongRun, version.path, ": has no manifest, and ", held, " of run ",
-                 to_hex(state_.run), ": whether it builds on that is unknown; ", kResync);
+                 to_hex(state_.run), ": it may not build on that version; ", kResync);
   }
   const std::string directory = version.path.substr(0, version.path.rfind('/'));
   if (state_.files.is_zero()) {  // written by another tool, which keeps only the number
@@ -278,7 +278,7 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
   }
   if (*files == state_.files) return {};
   return error(StatusCode::kWrongBase, held, ", and ", before->path,
-               " is another one: the trainer has begun anew; ", kResync);
+               " has other files now: the trainer has begun anew; ", kResync);
 }
 
 // Whether the checkpoint holds the version's base, as far as this can be checked before staging.
@@ -287,7 +287,7 @@ Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust 
   if (trust != BaseTrust::kProven) {
     if (version.full() && version.manifest) return {};
     return error(StatusCode::kWrongBase, version.path, ": is a delta, but ", path_,
-                 " does not hold a version whole; send a full version");
+                 " does not hold a proven version; send a full version");
   }
   if (version.version <= state_.version) {
     return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
@@ -465,8 +465,8 @@ Status CheckpointPatcher::check_at(const VersionDirectory& version) {
   if (!state_.files.is_zero() && !version.manifest) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 files, hash_files(*fs_, version));
     if (files != state_.files) {
-      return error(StatusCode::kWrongBase, path_, " is at version ", state_.version, ", and ",
-                   version.path, " is another one: the trainer has begun anew; ", kResync);
+      return error(StatusCode::kWrongBase, path_, " is at version ", state_.version, ", but ",
+                   version.path, " has other files: the trainer has begun anew; ", kResync);
     }
   }
   // States written by other tools prove nothing: compare the weights with the version's checksums.

@@ -156,9 +156,9 @@ struct ApplyReport {
   std::vector<AppliedVersion> applied;
 };
 
-// Moves `checkpoint` to `to_version` of `directory` (absent: its newest), version by version, and
-// from the newest full version if the chain of deltas does not reach back to the checkpoint's
-// version. Refuses to go back to an older version.
+// Moves `checkpoint` to `to_version` of `directory` (absent: its newest), version by version. It
+// starts with the newest full version after the checkpoint's version; if there is none, the deltas
+// must reach back to the checkpoint's version. Refuses to go back to an older version.
 [[nodiscard]] Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
                                                  const std::string& checkpoint,
                                                  std::optional<std::uint64_t> to_version,

@@ -128,8 +128,8 @@ class CheckpointQuantizer {
     }
     if (report.quantized == 0) {
       return error(StatusCode::kInvalidArgument, checkpoint_.path(),
-                   ": no tensor is to be quantized: those are matrices of BF16 whose names end in "
-                   ".weight, by --only and --skip, or without --only by the default choice");
+                   ": no tensor would be quantized; only matrices of BF16 whose names end in "
+                   ".weight can be, and --only (or the default choice) and --skip exclude all");
     }
     report.kept = layout.size() - report.quantized;
     report.bytes_before = layout.total_bytes();

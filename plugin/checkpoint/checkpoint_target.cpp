@@ -131,7 +131,7 @@ class CheckpointTarget::Change final : public StagedChange {
     if (target_->rule_.always) {
       const Status found = target_->patcher_->check_full(true);
       target_->proven_ = found.ok();
-      DRIFTLESS_RETURN_IF_ERROR(found.with_context("once it was written"));
+      DRIFTLESS_RETURN_IF_ERROR(found.with_context("after the commit"));
     }
     return CommitReport{applied->version, *target_->patcher_->state().digest,
                         applied->changed_units, applied->commit_ms, tensors_};

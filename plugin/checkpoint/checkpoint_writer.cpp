@@ -68,7 +68,7 @@ std::string ShardPlan::index_json() const {
 
 Status CheckpointWriter::append(std::span<const std::byte> bytes) {
   if (tensor_ == plan_->tensors.size()) {
-    return error(StatusCode::kInternal, directory_, ": more bytes than tensors");
+    return error(StatusCode::kInternal, directory_, ": bytes after the last tensor");
   }
   if (!in_tensor_) DRIFTLESS_RETURN_IF_ERROR(begin_tensor());
   DRIFTLESS_RETURN_IF_ERROR(writer_->append(bytes));
@@ -135,7 +135,7 @@ Status copy_base(const std::string& base, const std::string& path) {
   if (exists(fs, path)) return {};
   if (base.empty()) {
     return error(StatusCode::kNotFound, "receiver.checkpoint_dir: ", path,
-                 " is not there; --base CKPT would be copied there");
+                 " does not exist; give --base CKPT to copy a base there");
   }
   const std::filesystem::path target = std::filesystem::path(path).lexically_normal();
   const std::string hidden =

@@ -13,8 +13,8 @@
 namespace driftless {
 namespace {
 
-// A separate table does not pay for a block with fewer changes. Such blocks are not counted,
-// because the counts of a block take 127 KB.
+// A separate table does not pay for a block with fewer changes. Such blocks are counted together,
+// because the counts of one block take 127 KB.
 constexpr std::uint64_t kLeastChanges = 16384;
 constexpr std::size_t kMostTables = 63;
 

@@ -41,7 +41,7 @@ struct ChangedBlock {
   }
 };
 
-// Appends to `out` a frame of these blocks, which all have this dtype and changes. The blocks share
+// Appends to `out` a frame of these blocks. Each has this dtype and at least one change. They share
 // a table, except those for which a separate table saves space. Memory: the coded blocks, and a
 // megabyte for each thread.
 [[nodiscard]] Status encode_changed_blocks(const FrameContext& context, const WeightLayout& layout,

@@ -165,8 +165,8 @@ Status check_layout(const DeltaInput& input) {
   const Hash128& found = input.layout().signature();
   if (input.identity->layout.is_zero() || input.identity->layout == found) return {};
   return error(StatusCode::kWrongLayout, input.options->directory, ": its run has weight layout ",
-               to_hex(input.identity->layout), ", and what both checkpoints store has ",
-               to_hex(found), " (a tied tensor's copy that one of them alone stores is left out): ",
+               to_hex(input.identity->layout), ", but the tensors in both checkpoints have ",
+               to_hex(found), " (without a tied tensor's copy that only one of them stores); ",
                "give checkpoints that store the run's tensors, or another directory");
 }
 
@@ -299,7 +299,7 @@ Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWr
     DRIFTLESS_RETURN_IF_ERROR(write_text(fs, version.file_path(name), text));
   }
   for (const std::string& text : found.left_out) {
-    findings.notes.push_back(concat("not carried by this whole version: ", text));
+    findings.notes.push_back(concat("not carried by this full version: ", text));
   }
   return {};
 }

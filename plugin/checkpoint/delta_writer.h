@@ -11,7 +11,7 @@ struct DeltaOptions {
   std::string new_checkpoint;
   std::string directory;  // receives weight_v{N:06d}/
   DirectoryLayout directory_layout = DirectoryLayout::kHfDelta;
-  std::optional<Encoding> encoding;  // default: xor for hf_delta, deltas_zstd for flush
+  std::optional<Encoding> encoding;  // default: hf_delta xor, flush deltas_zstd, frames compact
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::optional<std::uint64_t> version;       // default: one past the newest in `directory`
   std::optional<std::uint64_t> base_version;  // default: version - 1

@@ -198,7 +198,7 @@ Result<Journal> Journal::parse(std::span<const std::byte> bytes, std::string_vie
       std::memcmp(footer.magic.data(), kEndMagic.data(), kEndMagic.size()) != 0 ||
       footer.states_offset < kBeginMagic.size() || footer.states_offset > body_bytes ||
       footer.states_bytes != body_bytes - footer.states_offset) {
-    return damaged(what, "its ends do not fit");
+    return damaged(what, "its first or last bytes are wrong");
   }
   const std::string_view states(reinterpret_cast<const char*>(bytes.data()) + footer.states_offset,
                                 footer.states_bytes);

@@ -117,9 +117,9 @@ class Journal {
 [[nodiscard]] Status replay_journal(FileSystem& fs, std::span<const Frame> frames,
                                     const Checkpoint& checkpoint, unsigned threads);
 
-// What replaying the journal would add to the digest of the present weights. The sum of both is the
-// digest after a replay, known before anything is written. Reads the places that the journal
-// changes, whatever they contain.
+// The change that a replay of the journal would make to the digest of the present weights. The sum
+// of both is the digest after a replay, known before anything is written. Reads the places that the
+// journal changes, whatever they contain.
 [[nodiscard]] Result<Digest> journal_change(std::span<const Frame> frames,
                                             const Checkpoint& checkpoint, unsigned threads);
 

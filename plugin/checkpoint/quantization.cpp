@@ -105,7 +105,7 @@ Status check_scheme(const Checkpoint& base, const Json& config, const QuantizeSe
   if (!other.empty()) {
     return error(StatusCode::kUnsupported, "the base ", base.path(), " is quantized as ",
                  shown(other),
-                 ", which is not made here: use a base that driftless quantize "
+                 ", which Driftless does not write: use a base that driftless quantize "
                  "makes, or one in bfloat16 and an engine that quantizes as it loads");
   }
   const bool int4 = int4_group_of(config) > 0;
@@ -252,8 +252,8 @@ Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
   if (same && !keeps_all_of(base.layout(), weights)) {
     return error(StatusCode::kInvalidArgument, "quantize.scheme is ",
                  settings.scheme == QuantizeScheme::kFp8Block ? "fp8_block" : "int4_group",
-                 ", but the weights are of the types of the base ", base.path(),
-                 " already: set quantize.scheme: auto");
+                 ", but the weights already have the types of the base ", base.path(),
+                 ": set quantize.scheme: auto");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json config, quantization_of(fs, base));
   if (!config.is_null()) DRIFTLESS_RETURN_IF_ERROR(check_scheme(base, config, settings));
@@ -266,8 +266,8 @@ Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
   if (quantized || (config.is_null() && scales == 0 && !asked)) return as;
   return error(StatusCode::kInvalidArgument, "the base ", base.path(), " has scales of ", scales,
                " tensors and ", config.is_null() ? "no" : "a",
-               " quantization_config in config.json: one that is quantized has both; driftless "
-               "quantize makes one");
+               " quantization_config in config.json, but a quantized base has both; make one with "
+               "driftless quantize");
 }
 
 }  // namespace driftless

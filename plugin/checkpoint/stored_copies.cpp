@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that a checkpoint stores and the run does not publish. This file has a part of
-// CheckpointPatcher, and leaves out copies of tied tensors that only one of two checkpoints stores.
+// Tensors that a checkpoint stores and the run does not publish: the functions of CheckpointPatcher
+// for them; and leave_out_copies(), for copies that only one of two compared checkpoints stores.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -81,8 +81,8 @@ Result<std::set<std::string>> copies_beside(FileSystem& fs, const Checkpoint& on
     if (copy) copies.insert(name);
     if (copy || unlike.empty()) continue;
     return error(StatusCode::kWrongLayout, one.path(), ": tensor '", name,
-                 "' is stored here and not in the other checkpoint, and is no copy of '", unlike,
-                 "', with other bits or another shape, so it cannot be left out");
+                 "' is not in the other checkpoint, and cannot be left out, because '", unlike,
+                 "', to which it may be tied, has other bits or another shape");
   }
   return copies;
 }
@@ -96,8 +96,8 @@ Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& on
   DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> names, copies_beside(fs, one, other));
   if (!names.empty()) DRIFTLESS_RETURN_IF_ERROR(leave_out(one, names));
   for (const std::string& name : names) {
-    notes.push_back(concat("tensor '", name, "' is a stored copy of a tied tensor in ", one.path(),
-                           " alone: left out"));
+    notes.push_back(concat("tensor '", name, "' was left out: a copy of a tied tensor that only ",
+                           one.path(), " stores"));
   }
   return notes;
 }
@@ -143,9 +143,9 @@ Status CheckpointPatcher::adopt_signature(const Hash128& published) {
     DRIFTLESS_RETURN_IF_ERROR(adopt_layout(layout));
     if (state_.copies.contains(left.name)) return {};
     return error(StatusCode::kWrongLayout, path_, ": stores tensor '", left.name,
-                 "', which the version does not have, and it is no copy of a tied tensor "
-                 "(tie_word_embeddings in config.json, the same bits): applying the version would "
-                 "leave it behind; use the checkpoint that this run started from");
+                 "', which the version does not have and which is no copy of a tied tensor "
+                 "(by tie_word_embeddings in config.json, and by its bits), so the version would "
+                 "not update it; use the checkpoint that this run started from");
   }
   return {};
 }

@@ -13,11 +13,11 @@ namespace {
 constexpr std::uint64_t kTensorSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 
 // Either adjoining buckets of one version that are copied to the workspace, or one bucket that is
-// used where it lies. Only tensors that are held count. Offsets are into the workspace.
+// used where it lies. Tensors that are not held are left out. Offsets are into the workspace.
 struct PlacedBuckets {
   struct Source {
     SourceBucket bucket;
-    std::uint64_t positions_at = 0, values_at = 0;  // behind those of the first one
+    std::uint64_t positions_at = 0, values_at = 0;  // offsets from the first source's
     std::size_t tensors_end = 0;                    // one past its last tensor
   };
   std::size_t version = 0;  // in the chain
@@ -194,7 +194,7 @@ class DeviceBuckets final : public PlacedChanges {
     }
   }
 
-  // Copies the streams to the device; those on the host once `uploads` are copied.
+  // Queues copies of streams on the device, and adds those on the host to `uploads`.
   Status place_streams(PlacedBuckets& each, std::vector<Uploader::Stretch>& uploads) {
     each.old_dev = workspace_->dev.data() + each.old_at;
     each.positions_dev = each.sources.front().bucket.view.positions.data();

@@ -11,7 +11,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kLeastRoom = std::uint64_t{64} << 10;
-// Blocks that were never compared get room for changes of one unit in kFirstShare.
+// The first comparison of blocks has room for a change in one of kFirstShare units.
 constexpr std::uint64_t kFirstShare = 64;
 constexpr std::uint64_t kPieceTiles = ChangeStore::kPieceBytes / cuda::CaptureBatch::kTileBytes;
 static_assert(ChangeStore::kPieceBytes % cuda::CaptureBatch::kTileBytes == 0);
@@ -150,7 +150,7 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FoundTile> tiles,
                                found_tiles(run, stream, missing));
     // Fetches tiles in groups that fit kFetchBytes. A group is the tiles that begin in the same
-    // `step` slots; the last one ends at most a tile past them.
+    // `step` slots; its last tile may end after them.
     const std::uint64_t most =
         kFetchBytes / (sizeof(std::uint16_t) + 2 * std::uint64_t{run.unit_bytes}) - 1024;
     const std::uint64_t step = most - cuda::CaptureBatch::kTileBytes / run.unit_bytes;

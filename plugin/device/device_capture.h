@@ -23,9 +23,9 @@ class DeviceCapture {
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
   using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>;
 
-  // The first capture of such pairs waits, to allocate room for their changes. Later captures have
-  // room for a quarter more changes than the most so far, but never for more than `limit_bytes` in
-  // all (4 bytes and two values per change).
+  // The first capture of the same tensors waits, to allocate room for their changes. Later captures
+  // have room for a quarter more changes than the most so far, but never for more than
+  // `limit_bytes` in all (4 bytes and two values per change).
   [[nodiscard]] Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
                                const DeviceStream& trainer);
   // Waits until both sides of all pairs were read.

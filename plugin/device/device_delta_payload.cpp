@@ -398,8 +398,8 @@ class DeviceDeltaPayload final : public RankPayload {
   std::vector<DType> dtypes_;  // of the slices that were started
   std::size_t absorbed_ = 0;
   std::vector<Kept> frames_;
-  // What each changed stretch of a tensor adds to its digest; in pinned memory, once the stream has
-  // reached it.
+  // The change of the digest by each changed stretch of a tensor, in pinned memory; valid after the
+  // stream has finished.
   std::vector<std::pair<std::uint32_t, const std::uint64_t*>> sums_;
   DeviceBuffer fetched_;
   std::uint32_t parts_ = 0;

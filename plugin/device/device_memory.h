@@ -51,7 +51,7 @@ class DeviceBuffer {
   [[nodiscard]] std::uint64_t size() const { return memory_ ? size_ : 0; }
   // Freed with the last reference.
   [[nodiscard]] const std::shared_ptr<std::byte>& memory() const { return memory_; }
-  // Makes the buffer at least so large, of the same kind. If it grows, its contents are lost, so no
+  // Makes the buffer at least so large, of this kind. If it grows, its contents are lost, so no
   // work on it may be pending; other work on the GPU is not stopped. Device memory grows in place,
   // to what is needed. Pinned memory grows at least by half; replaced memory of up to kKept bytes
   // is freed only with the buffer.

@@ -45,7 +45,7 @@ struct SliceChanges {
 // Codes are relative to the units of the snapshot, which lies on the device and must not be changed
 // yet. The changes of a block must be adjacent and ascending. Device memory, for at most 2^30 units
 // or one block at a time: 1/8 byte per unit; 12 bytes and three values per change. kNoSpace if
-// there is less: then `written` of `found` are on the road.
+// there is less: then the first `written` of `found` are on the road.
 [[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
                                           DType dtype, std::span<const SliceChanges> found,
                                           std::uint32_t& parts, PayloadFindings& findings,

@@ -270,7 +270,7 @@ class DeviceArrivals final : public ArrivalMemory {
   [[nodiscard]] std::uint64_t held_bytes() const { return kept_.size(); }
 
  private:
-  static constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;  // more only if it was used
+  static constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;  // or 4x the need if larger
 
   std::shared_ptr<GpuContext> gpu_;
   DeviceBuffer kept_;

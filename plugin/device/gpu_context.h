@@ -129,7 +129,7 @@ class PiecePlaces {
   std::uint64_t offset_entries_ = 0, value_bytes_ = 0;
 };
 
-// Runs every kernel of such patches once, while no engine generates: the first use of a kernel
+// Runs every kernel of a StridedPatch once, while no engine generates: the first use of a kernel
 // stops the GPU for milliseconds.
 [[nodiscard]] Status load_patch_kernels(const DeviceStream& stream);
 

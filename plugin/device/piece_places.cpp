@@ -60,7 +60,7 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ChangePart&
 
 namespace {
 
-// Runs every operation of a patch of one unit; `slot` as below.
+// Runs every operation of a patch of one unit; `slots` has kSlots slots.
 Status use_patch(const cuda::StridedPatch& patch, std::byte* slots, const DeviceStream& stream) {
   const auto slot = [&](std::size_t number) { return slots + number * kSlotBytes; };
   DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));

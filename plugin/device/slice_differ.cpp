@@ -26,7 +26,7 @@ Status SliceDiffer::open(const DeviceStream& work) {
   return {};
 }
 
-// Copies what is not on the device to it, and sets where both sides are.
+// Copies units on the host to the device, and sets the device addresses of both sides.
 Status SliceDiffer::stage(Lane& lane) {
   std::uint64_t bytes = 0;
   for (const SlicePiece& piece : lane.pieces) {
@@ -71,7 +71,7 @@ Status SliceDiffer::compare(Lane& lane, std::uint64_t max_changed) {
   }
   const cuda::WorkspaceSize size =
       cuda::DiffBatch::workspace_size(units, lane.unit_bytes, max_changed);
-  // Memory that is replaced may still be read: freeing device memory waits for the device.
+  // Work may still read this memory: it grows in place, or freeing it waits for the device.
   DRIFTLESS_RETURN_IF_ERROR(lane.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(lane.work.host.reserve(size.host_bytes, MemoryKind::kHost));
   DRIFTLESS_ASSIGN_OR_RETURN(lane.batch, cuda::DiffBatch::make(units, lane.unit_bytes, max_changed,

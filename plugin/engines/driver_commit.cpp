@@ -106,7 +106,7 @@ EngineCall on_paused(DriverState& d, const EngineAnswer& answer) {
 }
 
 EngineCall on_begun(DriverState& d, const EngineAnswer& answer) {
-  d.labelled.reset();  // until our own finish is known to have ended this session
+  d.labelled.reset();  // until a finish of this driver ends the session
   d.refused = answer.refused;
   if (!answer.status.ok()) {
     d.remember(answer.status.with_context("its update did not begin"));
@@ -195,7 +195,7 @@ EngineCall on_finished(DriverState& d, const EngineAnswer& answer) {
 }
 
 // After a failed begin or finish. A session that is still open would take the label of any finish
-// that arrives late, and would keep the engine from its work at the session's end.
+// that arrives late, and the engine would not do its work at the session's end.
 EngineCall on_session_left(DriverState& d, const EngineAnswer& answer) {
   const bool tried = !d.finish_problem.ok();
   // The session did not begin, the ranks do not answer, and nothing was written: the engine

@@ -221,8 +221,8 @@ EngineCall ready(DriverState& d) {
 
 }  // namespace
 
-// The engine holds a version whose digest is not known here. An agent that was restarted learns of
-// the versions one after the other, so wait until it knows this one.
+// The engine holds a version whose digest is not known here. A restarted agent reads the versions
+// one after the other, so wait until it has read this one.
 EngineCall on_ahead(DriverState& d, const EngineAnswer& answer) {
   if (!answer.status.ok()) return leave(d, answer.status);
   if (!d.is_ahead(d.result.identity)) return judge(d);

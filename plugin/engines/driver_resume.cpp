@@ -19,11 +19,11 @@ bool label_fits(const DriverState& d, const std::string& label);
 EngineCall leave(DriverState& d, const Status& problem) {
   d.remember(problem);
   if (d.must_correct_label && d.pause == PauseState::kPaused) {
-    return d.stay_paused(concat(d.problem.message(), "; its label is not that of what it holds"));
+    return d.stay_paused(concat(d.problem.message(), "; its label is wrong or unknown"));
   }
   if (d.must_correct_label) {
     return d.end(error(d.problem.code(), d.problem.message(),
-                       "; its label is not that of what it holds, and it is left as it is"));
+                       "; its label is wrong or unknown, and it is left as it is"));
   }
   if (d.result.known) {  // judged by the newest replies
     const Held held = held_by(d.result.replies);

@@ -92,7 +92,7 @@ EngineCall next(DriverState& d, const EngineAnswer& answer) {
     case Phase::kTakeLabelBack: return leave(d, d.problem);
     case Phase::kEnded: break;
   }
-  return d.end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
+  return d.end(error(StatusCode::kInternal, "the engine's driver has no request under way"));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
       engine.join = environment().start([this, &engine] { run(engine); });
     } catch (const std::system_error& failed) {
       const std::scoped_lock lock(mutex_);
-      engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());
+      engine.state.status = error(StatusCode::kInternal, "no thread started: ", failed.what());
     }
   }
 }

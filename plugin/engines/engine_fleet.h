@@ -76,7 +76,7 @@ class EngineFleet {
     std::atomic<bool> hurry{false};  // ends a look
   };
   void run(Engine& engine);
-  // Waits for the next task: a version to reach, 0 for a look, or nothing to stop.
+  // Waits for the next task: a version to reach, or 0 for a look; none: the fleet stops.
   [[nodiscard]] std::optional<std::uint64_t> next(Engine& engine);
   [[nodiscard]] EngineRecord update(Engine& engine, std::uint64_t goal);
   void keep(Engine& engine, EngineRecord done);

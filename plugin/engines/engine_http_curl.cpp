@@ -57,7 +57,7 @@ void judge_failure(const HttpCall& call, CURLcode code, milliseconds timeout, Ht
     case CURLE_ABORTED_BY_CALLBACK:
       answer.again = false;
       answer.status =
-          error(StatusCode::kIncomplete, without_users(call.url), ": not waited for any longer");
+          error(StatusCode::kIncomplete, without_users(call.url), ": the caller has stopped");
       return;
     case CURLE_OPERATION_TIMEDOUT:
       answer.status = error(StatusCode::kDeadlineExceeded, without_users(call.url),

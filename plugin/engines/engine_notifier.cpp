@@ -111,7 +111,7 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
     if (engine.action && (flush || !engine.local_checkpoint_dir.empty())) continue;
     return error(StatusCode::kInvalidArgument, "engine ", shown(without_users(engine.url)),
                  engine.action
-                     ? ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it"
+                     ? ": local_checkpoint_dir is needed: the checkpoint's path on its host"
                      : ": it has no action, so it is not notified");
   }
   if (options.timeout.count() <= 0 || options.retry_wait.count() < 0) {

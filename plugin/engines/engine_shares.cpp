@@ -68,11 +68,11 @@ TensorVerdict judge(const std::string& name, const TensorShares& shares) {
   std::uint64_t units = 0, of_units = 0;
   for (const auto& [rank, share] : shares.held) {
     if (share->manifest && result.manifest && *share->manifest != *result.manifest) {
-      return verdict(ShareVerdict::kDiffers, "the ranks know different digests of it");
+      return verdict(ShareVerdict::kDiffers, "the ranks report different digests of it");
     }
     if (share->manifest) result.manifest = share->manifest;
     if (of_units != 0 && of_units != share->of_units) {
-      return verdict(ShareVerdict::kDiffers, "the ranks know different sizes of it");
+      return verdict(ShareVerdict::kDiffers, "the ranks report different sizes of it");
     }
     of_units = share->of_units;
     const auto [known, added] = regions.try_emplace(share->region, rank, share);
@@ -270,7 +270,7 @@ Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, P
     if (proof.verdict == ShareVerdict::kDiffers) {
       return error(
           StatusCode::kMismatch, transport.name(), ": ", proof.why,
-          "; nothing is built on that, and the engine is not updated: restart it with its base");
+          "; the weights are unproven, and the engine is not updated: restart it with its base");
     }
     // A rank that still stages for an earlier driver has not reported its shares: ask again later.
     const auto silent = [](const RankShares& rank) { return !rank.error.empty(); };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // EngineTransport: carries the driver's calls (engine_driver.h) to one engine. vLLM and SGLang each
-// have a transport that maps the calls to HTTP requests; engines that read files have two more.
+// have a transport to our workers and one for engines that load a checkpoint.
 //
 // One thread at a time.
 #pragma once
@@ -53,7 +53,7 @@ class EngineTransport {
 
 // SGLang with our loader, named by the server's --custom-weight-loader. `timeout`: limit for the
 // ranks' answers, which arrive as files in a directory below `shm_dir` (of the host_shm road; the
-// engine knows it, too).
+// engine has the same setting).
 [[nodiscard]] Result<std::unique_ptr<EngineTransport>> make_sglang_transport(
     EngineLink link, std::string loader, std::chrono::milliseconds timeout,
     const std::string& shm_dir);

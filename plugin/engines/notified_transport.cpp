@@ -106,9 +106,9 @@ Result<std::optional<std::string>> NotifiedTransport::ask_label(bool must) {
 
 // Compares the label with the one that this transport set. A label with another number may stem
 // from an earlier run, so the weights are unknown. Every run has a version of each number, so the
-// label counts as ours only while the server also reports the directory of our load. A server
-// that still has its first label started with the base, but a load that failed before this
-// transport existed may have left parts of a version in it.
+// label counts as ours only while the server also reports the directory of our load. A server that
+// still has its first label started with the base. Its weights count as unknown: a load that failed
+// earlier may have left parts of a version in it.
 Status NotifiedTransport::look(bool must) {
   const bool deltas = engine_.action == EngineAction::kUpdateFlush;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));

@@ -43,7 +43,7 @@ struct RankReply {
   // The run that its receiver follows; none: it has no receiver.
   std::optional<std::string> follows;
   std::optional<std::uint64_t> staged_version;
-  std::string waits;             // what its last staging waited for in vain; empty: nothing
+  std::string waits;             // why its last staging found no version; else empty
   std::optional<bool> session;   // whether commits go through the engine's own session
   std::optional<bool> updating;  // whether an update in that session is active
   std::string text;              // the whole reply, JSON

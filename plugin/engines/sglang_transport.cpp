@@ -233,7 +233,7 @@ class SglangTransport final : public EngineTransport {
   std::string loader_;
   std::chrono::milliseconds timeout_;
   std::string answers_;  // a directory of ours
-  std::string token_;    // names answers_ to the workers, who know the parent directory
+  std::string token_;    // identifies answers_ for the workers, which have its parent
   unsigned ranks_ = 1, payloads_ = 1;
   bool session_ = false;
 };

@@ -398,8 +398,8 @@ Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     // Flush files have no end mark: only the next version, or DONE, shows that all of them are
     // there.
     if (fits && found.open_ended && version == there.back()) {
-      return error(StatusCode::kIncomplete, found.path, ": whether all of its files are there is ",
-                   "known once the next version, or DONE, is");
+      return error(StatusCode::kIncomplete, found.path, ": it is complete only if the next ",
+                   "version, or DONE, is there: waiting for either");
     }
     if (fits) return std::optional(std::move(found));
     if (version == newest_ + 1 && !follows) {
@@ -505,7 +505,7 @@ Status ForeignDirectory::prove(const VersionDirectory& version,
   }
   if (trl_ && step_.digest && *step_.digest != manifest.digest) {
     return error(StatusCode::kMismatch, version.path, ": step ", version.version,
-                 " makes weights of digest ", to_hex(manifest.digest), ", and says ",
+                 " makes weights of digest ", to_hex(manifest.digest), ", and names ",
                  to_hex(*step_.digest), ": it is damaged");
   }
   manifest.changed_tensors = chain.front().changes().size();

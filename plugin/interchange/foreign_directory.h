@@ -10,7 +10,7 @@
 //
 // The road checks what open_version() and VersionSource::open() check, the checksum of every tensor
 // that a delta changes, after the change, and that the versions follow each other. It waits for an
-// incomplete version, and for a damaged one as long as the caller's deadline, at most kSettleWait.
+// incomplete version; a damaged one is final once its files have not changed for 10 s.
 // If the directory was begun anew (a version that was followed has been replaced by another of the
 // same number), every call ends with kWrongRun. The run's id depends on its base alone. So a
 // receiver that already holds a version must prove it: its digest must be that of the base plus the

@@ -28,7 +28,7 @@ struct PublicationFormat {
 
   // Whether a delta or a full version is written as shards; then the leader adds an index.
   [[nodiscard]] bool sharded(bool full) const { return delta_shards || (full && !takes_blocks); }
-  // Whether a version can use this encoding; a full version always can.
+  // Whether deltas can use this encoding. Every layout can hold full versions.
   [[nodiscard]] bool carries(Encoding encoding) const;
   // Whether full versions are checkpoints, with the model's other files beside the weights.
   [[nodiscard]] bool carries_assets() const { return !takes_blocks; }

@@ -138,8 +138,8 @@ class DeltaReader {
                  ", expected raw or gap_delta");
   }
 
-  // Pairs the entries in either spelling: every tensor occurs once, with both halves; in the order
-  // of the layout.
+  // Pairs the entries in either spelling: every tensor occurs once, with both halves. Sorted by
+  // dtype, then as the layout.
   [[nodiscard]] Result<std::vector<Patch>> pair_entries() const {
     constexpr std::pair<std::string_view, bool> kEnds[] = {
         {".indices", true}, {".idx", true}, {".values", false}, {".val", false}};
@@ -234,8 +234,8 @@ class DeltaReader {
         const bool gap = gaps_ && !patch.whole && read < tensor.units();
         const std::uint64_t position = gap ? next + read : read;
         if (position < next || position >= tensor.units()) {
-          return error(StatusCode::kCorrupt, "position ", i, " is ", position, ", after ", next,
-                       " of ", tensor.units());
+          return error(StatusCode::kCorrupt, "position ", i, " is ", position, ", expected ", next,
+                       " or more, below ", tensor.units());
         }
         if (offsets.empty()) origin = position;
         if (position - origin >= 0xffffffffU) break;
@@ -297,7 +297,7 @@ Result<VersionDirectory> open_trl_step(FileSystem& fs, const std::string& direct
   return version;
 }
 
-// Keeps the present values of the tensors that an anchor does not contain.
+// Makes a file with the present values of the tensors that an anchor does not contain.
 static Result<MappedFile> unchanged_part(const WeightLayout& layout, const CurrentBytes& current,
                                          VersionDirectory& version) {
   const std::string name = "model-unchanged.safetensors";

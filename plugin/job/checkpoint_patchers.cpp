@@ -50,7 +50,7 @@ Status CheckpointPatchers::check(const std::string& directory, std::uint64_t ver
   }
   if (!seen_.empty()) return {};
   return error(StatusCode::kIncomplete, others_,
-               " receivers report, none of them that it patches a checkpoint");
+               " receivers report, and none of them patches a checkpoint");
 }
 
 }  // namespace driftless

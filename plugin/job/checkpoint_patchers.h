@@ -13,8 +13,8 @@ namespace driftless {
 class CheckpointPatchers {
  public:
   // Takes all current reports of the run. A checkpoint whose receiver signed off or vanished is
-  // remembered until a receiver patches that directory again, on the same host or as the first one
-  // on another host, as after a restart of a container.
+  // remembered until a receiver patches that directory again, on the same host, or on another one
+  // (a container that was restarted).
   void listen(std::span<const ReceiverReport> reports);
   // Ok if the checkpoint that an engine sees at `directory` is at the version with this digest
   // (hex). The receivers that announce that directory must have reported so; if none announces it,

@@ -84,7 +84,7 @@ Status check_road(const Config& config) {
   const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
   const PublicationFormat& format = publication_format(config.publisher.layout);
   if (config.kind().directory == nullptr && format.in_directory) {
-    return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
+    return refuse("road.layout: ", layout, " has files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
                   "road.kind: shared_fs");
   }
@@ -117,7 +117,7 @@ Status check_snapshot(const Config& config) {
   const DirectoryLayout layout = config.publisher.layout;
   const bool on_device = config.gpu.snapshot == SnapshotPlace::kDevice;
   if (!on_device || publication_format(layout).takes_blocks) return {};
-  return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
+  return refuse("snapshot: device does not work with road.layout: ", to_string(layout),
                 ", which is made from tensors in host memory: set snapshot: pinned");
 }
 
@@ -135,8 +135,8 @@ Status check_receiver(const Config& config) {
   }
   const DirectoryLayout layout = config.publisher.layout;
   if (config.target == TargetKind::kDevice && publication_format(layout).delta_shards) {
-    return refuse("receiver.target: device cannot be with road.layout: ", to_string(layout),
-                  ", whose encodings are undone in host memory: set receiver.target: memory, or "
+    return refuse("receiver.target: device does not work with road.layout: ", to_string(layout),
+                  ", whose encodings are decoded in host memory: set receiver.target: memory, or "
                   "another layout");
   }
   return {};
@@ -194,7 +194,7 @@ Status check_agent(const Config& config) {
     return refuse(
         "agent.workers: ", agent.workers,
         " has no use with agent.hand_over: workers: the agent hands nothing over, and the "
-        "workers' engines answer for them; leave it out");
+        "engines report for their workers; leave it out");
   }
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",

@@ -158,7 +158,7 @@ constexpr std::array kKeys = {
         "quantize.rule",
         "The arithmetic that computes codes and scales (docs/operate/quantized.md)"),
     Job::key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(
-        "buffer_size", "Bytes of a bucket: memory against overhead per part"),
+        "buffer_size", "Bytes of a bucket: small buckets take less memory, and add overhead"),
     Job::key<Named<parse_snapshot, kSnapshots>, DRIFTLESS_FIELD(gpu.snapshot)>(
         "snapshot",
         "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU. "
@@ -204,7 +204,7 @@ constexpr std::array kKeys = {
         .once("road.nccl.token_file"),
     Job::key<Switch, DRIFTLESS_FIELD(hub_group)>(
         "hub.group",
-        "The trainer ranks that a launcher without MPI started form a group over the hub, without "
+        "Trainer ranks that were started without MPI form their group over the hub, without "
         "torch.distributed"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(first_anchor_auto),
                   DRIFTLESS_FIELD(publisher.first_anchor)>(
@@ -256,7 +256,7 @@ constexpr std::array kKeys = {
         "parameters cannot be written in place"),
     Job::key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.fold_bytes)>(
         "receiver.fold_size",
-        "Versions folded into one commit, in bytes at most; compact counts as decoded"),
+        "The most bytes of versions that one commit folds; compact counts as decoded"),
     Job::key<Count<1, 256>, DRIFTLESS_FIELD(receiver.read_workers)>(
         "receiver.read_workers",
         "Parts or ranges of a version that a rollout fetches at a time; parts that an agent "
@@ -281,7 +281,7 @@ constexpr std::array kKeys = {
         "The call by which the trainer notifies it of every version"),
     Job::key<Text, DRIFTLESS_ENGINE(local_checkpoint_dir)>(
         "engines[].local_checkpoint_dir", kPath,
-        "With an action: the checkpoint on its host that it patches; empty: "
+        "With an action: the checkpoint on its host that it loads; empty: "
         "receiver.checkpoint_dir"),
     Job::key<Text, DRIFTLESS_ENGINE(token_file)>("engines[].token_file", kPath,
                                                  "File with its bearer token"),

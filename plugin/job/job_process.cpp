@@ -75,7 +75,7 @@ Status check_part(const RoadTable& table, std::string_view name, std::string_vie
   return error(StatusCode::kUnsupported, key, ": ", name, " is not in this build: ", at->why_not);
 }
 
-// " mpi_rma shared_fs": the names of all roads, or of those between processes.
+// " mpi_rma shared_fs": the names of all roads, without their variants.
 std::string names_of(const RoadTable& table) {
   std::string names;
   for (const Road& row : table.roads) {
@@ -89,7 +89,7 @@ Result<const Road*> road_of(const RoadTable& table, const Config& config) {
       std::ranges::find(table.roads, std::string_view(config.road_row()), &Road::name);
   if (road == table.roads.end()) {
     return error(StatusCode::kInvalidArgument, "road.kind: '", config.road,
-                 "' is no road; those are:", names_of(table));
+                 "' is no road; the roads are:", names_of(table));
   }
   if (!road->at.why_not.empty()) {
     return error(StatusCode::kUnsupported, road->key, ": ", road->name,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobProcess: one process of a job. It knows its place among the others and opens its ends of the
-// road.
+// JobProcess: one process of a job. It has a rank among the processes of its role, and opens its
+// side of the road.
 //
 // Used by one thread, the one that joined. It outlives the groups and roads that it made; destroy
 // those before close().
@@ -41,8 +41,8 @@ class JobProcess {
   [[nodiscard]] virtual bool groups_by_hub() const { return false; }
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()] kInvalidArgument
   // if their configurations differ. `anchor_bytes`: memory for an anchor of this rank, if the
-  // configuration leaves it open. `joined`: the trainers that the caller joined by its own group,
-  // which the road must take; null: the trainers known to this process.
+  // configuration leaves it open. `joined`: a group of trainers that the caller made, on a road
+  // that takes one; null: the trainers of this job.
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
                                                          const Deadline& deadline,
                                                          Group* joined = nullptr);
@@ -101,10 +101,10 @@ class JobProcess {
   const Road* fallback_ = nullptr;  // the row of Config::fallback(); null: none
 };
 
-// Joins the job. `launch` says how the processes were started. If an MPI launcher started them, all
+// Joins the job. `launch`: how the processes were started. If an MPI launcher started them, all
 // of them join by MPI, whatever the road. Otherwise none does, and if the road needs MPI,
-// kInvalidArgument names the roads that do not. launch_of_process() finds it out; a caller that
-// knows it passes it instead. `late`: called if MPI waits for longer than
+// kInvalidArgument names the roads that do not. Callers without other knowledge pass
+// launch_of_process(). `late`: called if MPI waits for longer than
 // deadlines.connect in a call without a deadline (here, while the road is made, and at the end);
 // see watchdog.h. Without `late` such calls wait without limit. `roads` is road_table() (roads.h);
 // if the road is in a library, that is loaded. kUnsupported, with the reason, if the road was not

@@ -101,7 +101,7 @@ class MpiProcess final : public JobProcess {
     }
     for (unsigned rollout = 0; rollout < rollouts_; ++rollout) {
       DRIFTLESS_RETURN_IF_ERROR(wait_for(
-          requests[rollout], concat("telling rollout ", rollout, " of the end"), deadline));
+          requests[rollout], concat("sending the end of the run to rollout ", rollout), deadline));
     }
     return JobProcess::publish_end(text, deadline);
   }
@@ -125,7 +125,7 @@ class MpiProcess final : public JobProcess {
     return end_note_;
   }
 
-  // Without close() the end does nothing collective, because the others may be gone.
+  // The destructor alone does nothing collective, because the others may be gone.
   [[nodiscard]] Status close(const Deadline& deadline) override {
     if (role_ == JobRole::kBystander) return finish(deadline);
     DRIFTLESS_RETURN_IF_ERROR(meet_to_end(*everybody_, deadline));

@@ -113,8 +113,8 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
   return report;
 }
 
-// Updates the status server with the rollouts' reports now, because nothing else may use the road
-// between versions.
+// Collects the rollouts' reports for the status server here, because the server's threads must not
+// use the road.
 void PublisherSession::record(Result<PublishReport>& report) {
   if (records().empty()) return;
   if (!report.ok()) return records().failed(report.status());

@@ -84,7 +84,7 @@ struct RoadTable {
 // The table that is linked.
 [[nodiscard]] const RoadTable& road_table();
 
-// A row of either kind for output. Loads the libraries to find out.
+// A road or a part, for output. backends() loads the libraries to test them.
 struct Backend {
   std::string name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...
   std::string help;

@@ -79,7 +79,7 @@ Status HttpConnections::start() {
     }
   } catch (const std::system_error& failed) {
     end();
-    return error(StatusCode::kInternal, "no thread to be had: ", failed.what());
+    return error(StatusCode::kInternal, "no thread started: ", failed.what());
   }
   return {};
 }

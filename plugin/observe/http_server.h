@@ -63,7 +63,7 @@ using StartHttpServer = Result<std::unique_ptr<HttpServer>> (*)(const HttpAddres
                                                                     HttpHandler handler);
 
 // Parses "host:port", "[::1]:port", ":port" or "port"; without a host it is 127.0.0.1.
-// kInvalidArgument says what was expected.
+// The message of kInvalidArgument names the expected form.
 [[nodiscard]] Result<HttpAddress> parse_http_address(std::string_view text);
 // Whether only this machine can connect to it: localhost, 127.0.0.0/8 or ::1.
 [[nodiscard]] bool is_loopback(std::string_view host);

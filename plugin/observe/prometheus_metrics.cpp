@@ -134,7 +134,7 @@ class Followers {
   void set_lags(std::uint64_t newest) const {
     for (const auto& [name, follower] : followers_) follower.set(newest);
   }
-  // Removes followers that have had no record since the update `turn`.
+  // Removes those that have had no record since the update `turn`.
   void keep_since(std::uint64_t turn) {
     for (auto each = followers_.begin(); each != followers_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);
@@ -341,7 +341,7 @@ class Metrics final : public PrometheusMetrics {
                                 "Versions that this process published, took or handed over")
                            .Add({});
   Family<Gauge>& density_ =
-      gauges(registry_, "driftless_density", "Changed weights of all, 0 to 1, in the last version");
+      gauges(registry_, "driftless_density", "Fraction of weights that the last version changed");
   Family<Gauge>& fallback_ =
       gauges(registry_, "driftless_fallback",
              "1: versions go by this road in place of the configured one, which failed");

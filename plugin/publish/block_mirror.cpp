@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;  // the most in one message between ranks
 
-// Concatenated frames; their headers have their lengths.
+// Concatenated frames; the header of each has its length.
 std::string message_of(const std::vector<std::vector<std::byte>>& frames) {
   std::string text;
   for (const std::vector<std::byte>& frame : frames) {

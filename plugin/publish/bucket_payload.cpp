@@ -12,7 +12,7 @@ namespace driftless {
 namespace {
 
 constexpr unsigned kMostWriters = 16;
-constexpr std::uint64_t kFlushShare = 16;  // a flush file is at most this part of those before it
+constexpr std::uint64_t kFlushShare = 16;  // a flush file has at most 1/16 of the bytes before it
 constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // smaller ones have one writer
 
 // Whether the road takes several parts of this payload at a time.
@@ -64,7 +64,7 @@ Status check_widths(const PayloadContext& context, const BucketView& bucket) {
     return error(
         StatusCode::kUnsupported, "tensor '", (*context.layout)[entry.tensor].name,
         "': a gap between two changes of it does not fit the 4 bytes that readers of flush "
-        "files know; set snapshot: host, or road.layout: frames");
+        "files read; set snapshot: host, or road.layout: frames");
   }
   return {};
 }

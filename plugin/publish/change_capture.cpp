@@ -23,7 +23,7 @@ ChangeCapture::ChangeCapture(WeightStore& weights, PublisherDevice* device,
     : weights_(weights), device_(device), threads_(threads), rounded_(weights.owned().size()) {
   std::uint64_t all = kLeastLimit;
   for (std::uint32_t i = 0; i < weights.owned().size(); ++i) all += weights.size_bytes(i);
-  limit_bytes_ = std::min(limit_bytes, all);  // more is no longer a delta
+  limit_bytes_ = std::min(limit_bytes, all);  // above this a full version is smaller
   fresh_ = empty_store();
 }
 
@@ -80,7 +80,7 @@ Status ChangeCapture::capture(std::span<const NewValues> blocks, void* stream) {
     if (places_[block.number].watched) continue;  // publish() compares it
     if (block.memory != weights_.memory_kind() && weights_.size_bytes(block.number) > 0) {
       return error(StatusCode::kInvalidArgument, "tensor '", weights_.spec(block.number).name,
-                   "': its new values do not lie in the memory that it lies in");
+                   "' and its new values must lie in the same memory, host or GPU");
     }
     if (block.cast != ValueCast::kNone) rounded_[block.number] = true;
     pairs.push_back({block.number, unit_bytes(weights_.spec(block.number).dtype),

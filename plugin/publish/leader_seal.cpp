@@ -53,7 +53,7 @@ Status list_tensors(const RunState& run, const std::vector<PayloadMessage>& rank
   const auto add_digest = [&](const TensorDigest& each) -> Status {
     if (each.tensor >= reports.size() || reports[each.tensor] == run.owners[each.tensor]) {
       return error(StatusCode::kInternal, "tensor number ", each.tensor, " of ", reports.size(),
-                   " is not known, or a publisher rank wrote it that does not own it");
+                   " is unknown, or was written by a publisher rank that does not own it");
     }
     ++reports[each.tensor];
     sums[each.tensor] += each.digest;
@@ -173,7 +173,7 @@ Status PublisherLeader::seal(const Publication& made, std::vector<PayloadMessage
     const bool live = !options_.keep_snapshot;
     return error(StatusCode::kMismatch, live ? "the weights have" : "the snapshot has", " digest ",
                  to_hex(manifest.digest), ", expected ", to_hex(run_.digest),
-                 live ? ": they have moved on since that version, and there is no snapshot of it; "
+                 live ? ": they have changed since that version, and there is no snapshot of it; "
                         "request an anchor of the next version"
                       : ": memory was damaged; restart the trainer");
   }

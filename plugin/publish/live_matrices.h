@@ -58,9 +58,8 @@ class LiveMatrices {
                std::span<const std::uint32_t> trainer_numbers, unsigned threads);
 
   [[nodiscard]] std::size_t size() const { return blocks_.size(); }
-  [[nodiscard]] std::uint32_t number(std::size_t matrix) const {
-    return numbers_[matrix];
-  }  // in the LiveStore
+  // The number in the LiveStore.
+  [[nodiscard]] std::uint32_t number(std::size_t matrix) const { return numbers_[matrix]; }
   [[nodiscard]] const std::byte* weights_of(std::size_t matrix) const;
   [[nodiscard]] const MatrixBlocks& blocks(std::size_t matrix) const { return blocks_[matrix]; }
   // Measures all blocks. Ranks must agree on shared blocks before anything is quantized.

@@ -211,7 +211,7 @@ Status LiveStore::prepare(const Version& version, std::span<const Digest> tracke
                            options_.rank, " was written without capture()",
                            changes_.contains(differing[i])
                                ? ": it is sent whole"
-                               : ", or captured and not written: it is as it was"));
+                               : ", or captured and not written; it has not changed"));
   }
   if (differing.size() > kNamed) {
     notes.push_back(concat("and ", differing.size() - kNamed, " further tensors"));

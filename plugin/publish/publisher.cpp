@@ -14,8 +14,8 @@ namespace {
 // Begins the publication on all ranks but the leader, which has begun it already. No rank writes
 // before all have begun: otherwise a road whose flush() synchronizes the ranks would wait for a
 // rank that could not begin, and a leader that aborts at once would remove what other ranks are
-// still reading. Not ok: this rank has dropped the publication. `all_know`: whether all ranks know
-// of the failure, and drop it, too.
+// still reading. Not ok: this rank has dropped the publication. `all_know`: whether all ranks
+// received the failure, and drop the publication, too.
 Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
                       const Deadline& deadline, bool& all_know) {
   if (group.size() == 1) return {};

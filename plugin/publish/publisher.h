@@ -28,7 +28,7 @@ namespace driftless {
 enum class UpdateMode : unsigned char { kDelta, kFull };
 // What to do if the road holds versions of an earlier process.
 enum class ResumeMode : unsigned char {
-  kAuto,     // continue a run with this base and layout if there is one, else start one
+  kAuto,     // continue the road's run if there is one, else start one
   kNever,    // refuse a road that holds versions
   kRequire,  // refuse a road that holds none
 };
@@ -43,7 +43,7 @@ struct PublisherOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, if the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()
-  bool background = true;  // encode and write on another thread; false if the road is bound to one
+  bool background = true;  // a second thread encodes and writes; false if the road allows only one
   // A version is sent in full if a larger share of the units changed.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
@@ -177,7 +177,7 @@ class Publisher {
     MemoryKind memory = MemoryKind::kHost;
   };
   [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream = nullptr);
-  // Weights may be written without capture(): the next publish() looks for such changes.
+  // Call it if weights may have been written without capture(): publish() then looks for them.
   void doubt();
   // Fixes the weights of the next version. Call it before code other than the optimizer writes
   // watched tensors (WeightSource::watched()), because capture() does not see these writes. Not
@@ -226,7 +226,7 @@ class Publisher {
                                              const std::function<Status(const AddBatch&)>& fill);
   // Adds an anchor of the committed version; the leader has begun it already.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
-  // Ends a version that was not committed, as far as this rank knows.
+  // Ends a version that failed: drops it, or keeps it in doubt.
   [[nodiscard]] Status give_up(const PlanMessage& plan, const OutcomeMessage& outcome,
                                const PayloadMessage& mine);
   void resolve_doubt(bool published);

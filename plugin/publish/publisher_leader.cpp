@@ -88,8 +88,8 @@ Status check_left(const std::vector<OfferMessage>& ranks,
     for (const std::string& name : ranks[rank].left) {
       if (offered.contains(name)) continue;
       return error(StatusCode::kWrongLayout, "tensor '", name, "' is held by publisher rank ", rank,
-                   ", which leaves it to others, and no rank publishes it: one that holds it must ",
-                   "own it");
+                   ", which leaves it to others, and no rank publishes it: a rank that holds it ",
+                   "must own it");
     }
   }
   return {};
@@ -173,7 +173,7 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
     const auto& [kept, name] = *copied_names_.begin();
     message.notes.push_back(concat(copied_names_.size(), " tensors or blocks, '", name,
                                    "' among them, are held by several publisher ranks: the lowest ",
-                                   "publishes each, rank ", kept.first, " that one"));
+                                   "rank publishes each; for this one it is rank ", kept.first));
   }
   message.status = check_left(ranks, all);
   if (!message.status.ok()) return message;
@@ -323,8 +323,8 @@ Status PublisherLeader::check_run(const RunInfo& found) const {
   if (!options_.base_checkpoint.empty() && !found.unpublished.empty() &&
       found.unpublished != unpublished_) {
     return error(StatusCode::kWrongBase, "the run on the road started from a checkpoint ",
-                 "whose other tensors are ", some_of(found.unpublished), "; ",
-                 options_.base_checkpoint, " has others, or other bits", kElsewhere);
+                 "whose unpublished tensors are ", some_of(found.unpublished), "; ",
+                 options_.base_checkpoint, " has other ones, or other bits", kElsewhere);
   }
   return {};
 }

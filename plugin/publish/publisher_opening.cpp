@@ -79,7 +79,7 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
   return bytes;
 }
 
-// kUnsupported for what needs a snapshot.
+// kUnsupported, with a way out, if something here needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                             const QuantizedWeights* quantized, const AssemblyMessage& agreed) {
   const char* const instead = ": set snapshot: host";
@@ -101,7 +101,7 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
   }
   if (agreed.copied.empty()) return {};
   return error(StatusCode::kUnsupported, agreed.notes.front(),
-               "; without a snapshot what is quantized has one owner: leave it to others on all "
+               "; without a snapshot a quantized tensor has one owner: leave it to others on all "
                "ranks but one, or set snapshot: host");
 }
 
@@ -124,7 +124,7 @@ Result<bool> PublisherOpening::open_ranks(WeightSource& base, WeightSource& live
   if (rank_.options.mode == UpdateMode::kFull) {
     fits = rank_.road.check_version_size(full_version_bytes(*rank_.store));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, rank_.use_fallback());  // to a road that versions fit
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, rank_.use_fallback());  // it may take larger versions
   if (over) fits = {};
   DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (rank_.live != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
@@ -153,8 +153,8 @@ Status PublisherOpening::open_quantized(const WeightSource& trainer_weights) {
   if (!rank_.quantized || rank_.quantized->as().int4_group == 0) return {};
   if (rank_.options.device == nullptr) return {};
   return error(StatusCode::kUnsupported,
-               "the base has groups in INT4, which are made in host memory, and this snapshot lies "
-               "for a GPU: set snapshot: host");
+               "the base has groups in INT4, which are made in host memory, and a GPU uses this "
+               "snapshot: set snapshot: host");
 }
 
 // Collective, without a snapshot of codes and scales: finds how the weights differ from the base.
@@ -362,8 +362,8 @@ Result<bool> PublisherOpening::start_or_resume(const Deadline& deadline) {
     mine.status = catch_up(*rank_.store, rank_.run, rank_.history, rank_.group.rank(),
                            rank_.threads, start.version, deadline);
   }
-  // Without a snapshot, this rank has the weights of the version on the road only if its present
-  // weights are these.
+  // Without a snapshot the road's version is not read: compare its digest with that of the present
+  // weights.
   if (mine.status.ok() && (rank_.live != nullptr || start.version > 0)) {
     Result<std::vector<Digest>> held = rank_.store->digests();
     mine.status = held.status();

@@ -41,7 +41,7 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
     return error(StatusCode::kWrongLayout, weights.path(), ": tensor '", tensor.name,
                  "' of the base is missing");
   }
-  return error(StatusCode::kWrongLayout, weights.path(), ": has not the tensors of the base");
+  return error(StatusCode::kWrongLayout, weights.path(), ": does not have the tensors of the base");
 }
 
 Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& tensor, std::size_t from) {
@@ -61,7 +61,7 @@ Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& tensor, 
     return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", tensor.name, "' is ",
                  info(tensor.dtype).name, " ", tensor.shape_string(), "; the base has ",
                  info(there.dtype).name, " ", there.shape_string(),
-                 quantized ? " with scales, which is made of BF16" : " without scales");
+                 quantized ? " with scales: BF16 is expected" : " without scales");
   }
   Part part{from, {}, {}, {}, {}};
   (quantized ? part.codes : part.same) = number(*at);
@@ -77,7 +77,7 @@ Status QuantizedSource::add_groups(const WeightLayout& base, const TensorSpec& t
     return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", tensor.name, "' is ",
                  info(tensor.dtype).name, " ", tensor.shape_string(),
                  "; the base has codes of a matrix of ", rows, " rows and ", columns,
-                 " columns, which is made of BF16");
+                 " columns: BF16 is expected");
   }
   const Part part{from,
                   {},

@@ -216,7 +216,7 @@ bool QuantizedStore::is_whole(std::size_t matrix) const {
   return whole_.contains(owned(codes_of(weights_.matrices()[matrix])).tensor());
 }
 
-// Chooses tensors to be sent whole: those whose changes LiveStore does not know, and those in which
+// Chooses tensors to be sent whole: those whose changes LiveStore did not keep, and those in which
 // many scales changed.
 void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
   ScaleJumps jumps(options_.whole_above);
@@ -401,7 +401,7 @@ Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
 
 void QuantizedStore::commit() {
   live_.commit();
-  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // its findings are published
+  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // the sweep's findings are published
   trainer_digests_ = trainer_digests_now_;
   from_base_.clear();
   sent_.clear();

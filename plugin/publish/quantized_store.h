@@ -83,7 +83,7 @@ class QuantizedStore final : public WeightStore {
   [[nodiscard]] Status sum_whole(std::span<const Digest> tracked);
   [[nodiscard]] Status sweep(std::span<const Digest> tracked, std::vector<std::string>& notes);
   // Finds weights that were written without capture() and whose codes and scales did not change.
-  // What is published is right; later changes are measured against these weights.
+  // The published version is right; later changes are measured against these weights.
   [[nodiscard]] Status adopt(std::vector<Digest> now, std::vector<std::string>& notes);
   void mark_whole(std::uint32_t tensor);
   [[nodiscard]] Status each_unit(std::uint32_t number, const UseChange& use) const;

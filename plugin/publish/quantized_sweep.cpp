@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMostNamed = 8;
 
-// Notes of tensors, of which the first ones are named.
+// Adds notes: the first kMostNamed name a tensor, the last one counts the others.
 class NamedTensors {
  public:
   explicit NamedTensors(std::vector<std::string>& notes) : notes_(notes) {}
@@ -78,8 +78,8 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
   if (!differing.empty() && live_.in_background()) {
     live_.doubt(true);
     return error(StatusCode::kMismatch, "tensor '", layout()[*differing.begin()].name,
-                 "' is not what the captured changes make of it: it was written without capture(); "
-                 "the next publish() sends what it is then");
+                 "' differs from the captured changes: it was written without capture(); "
+                 "the next publish() sends its values at that time");
   }
   NamedTensors named(notes);
   for (const std::uint32_t tensor : differing) {

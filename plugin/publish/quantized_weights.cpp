@@ -95,7 +95,7 @@ Status QuantizedWeights::add(const TensorSpec& spec, const TensorBox& box, std::
     return error(StatusCode::kWrongLayout, "tensor '", spec.name, "' of the trainer is ",
                  info(spec.dtype).name, " ", spec.shape_string(), "; ", base_->path(), " has ",
                  info(there.dtype).name, " ", there.shape_string(),
-                 scales ? " with scales, which is made of BF16" : " without scales");
+                 scales ? " with scales: BF16 is expected" : " without scales");
   }
   if (scales) return add_matrix(*at, *scales, box, from);
   places_.push_back({{}, tensors_.size()});
@@ -155,7 +155,7 @@ Status QuantizedWeights::add_groups(const TensorSpec& spec, std::uint32_t packed
     return error(StatusCode::kWrongLayout, "tensor '", spec.name, "' of the trainer is ",
                  info(spec.dtype).name, " ", spec.shape_string(), "; ", base_->path(),
                  " has codes of a matrix of ", there[0], " rows and ", there[1],
-                 " columns, which is made of BF16");
+                 " columns: BF16 is expected");
   }
   Matrix matrix;
   matrix.group = group;

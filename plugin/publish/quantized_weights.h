@@ -108,7 +108,7 @@ class QuantizedWeights {
   [[nodiscard]] MaximaMessage maxima_to_send() const;
   void take_maxima(const MaximaMessage& merged);
   void forget() { reported_all_ = false; }
-  // Agrees on all blocks that no other rank shares.
+  // Sets the maxima of blocks that no other rank shares: they need no message.
   void agree_alone();
 
   // Quantizes a matrix by the known magnitudes, and returns those of its blocks in `largest`. Codes

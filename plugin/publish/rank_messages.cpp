@@ -50,7 +50,7 @@ static void to_json(json& value, const Encoding& encoding) {
 static void from_json(const json& value, Encoding& encoding) {
   encoding = value_or_throw(encoding_from_wire(value.get<std::uint8_t>()));
 }
-// One string, because there may be tens of thousands: 8 and 32 digits each.
+// Digests are one string, 8 and 32 digits each, because there may be tens of thousands.
 static void to_json(json& value, const TensorDigests& digests) {
   std::string text;
   text.reserve(digests.size() * kDigestEntry);

@@ -73,8 +73,8 @@ struct PayloadFindings : FoundChanges {
   std::string mirror_shard;
 };
 
-// Calls come from one thread. After a failure only the destructor may be called; the store then
-// knows what to roll back.
+// Calls come from one thread. After a failure only the destructor may be called; the store then has
+// what to roll back.
 class RankPayload {
  public:
   virtual ~RankPayload() = default;

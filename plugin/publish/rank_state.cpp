@@ -71,7 +71,7 @@ Status RankState::agree_on_blocks(const Status& measured, const Deadline& deadli
   MaximaMessage mine;
   if (quantized) mine = quantized->maxima_to_send();
   mine.status = measured;
-  if (quantized) quantized->forget();  // stays so after a failure
+  if (quantized) quantized->forget();  // until take_maxima() succeeds
   const Result<std::vector<MaximaMessage>> ranks = collect(group, mine, deadline);
   MaximaMessage merged;
   if (leader) merged = leader->agree(ranks);

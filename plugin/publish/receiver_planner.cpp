@@ -39,7 +39,7 @@ bool is_slice(const TensorSpec& tensor, const TensorNeed& need) {
   return tensor.size_bytes / length * need.size >= kLeastSliceBytes;
 }
 
-// The needs of a receiver that has not announced any: every encoding that all receivers can read.
+// The needs of a receiver that has not announced any: every encoding but `compact`.
 ReceiverNeeds silent_needs() {
   ReceiverNeeds needs;
   for (const EncodingInfo& each : all_encodings()) {
@@ -132,7 +132,7 @@ Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>
     return other;
   }
   notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name,
-                         "', and there is nothing that all read: they cannot follow; update them, ",
+                         "', and no encoding is read by all: these cannot follow; update them, ",
                          "or publish in another encoding"));
   return wanted == Encoding::kCompact ? Encoding::kDeltas : wanted;  // which most receivers read
 }
@@ -197,7 +197,7 @@ std::vector<BlockCut> ReceiverPlanner::cuts_for(std::vector<std::string>& notes)
   if (!otherwise.empty()) {
     notes.push_back(concat(otherwise.size(), " tensors, '", run_.layout[*otherwise.begin()].name,
                            "' among them, are held in slices of several dimensions; each is cut ",
-                           "along one, and the others fetch it whole"));
+                           "along one; the other receivers fetch it whole"));
   }
   return cuts;
 }
@@ -236,7 +236,7 @@ void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& needs
       receivers_[id] = std::move(*needs);
     } else {
       receivers_[id] = silent_needs();
-      notes.push_back(concat("its needs cannot be read: ", needs.status().message()));
+      notes.push_back(concat("needs that cannot be read: ", needs.status().message()));
     }
   }
 }

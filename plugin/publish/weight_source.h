@@ -22,8 +22,8 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // The same on every call, for the life of the source.
   [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
-  // The box of each of tensors() that is offered, within the full shape given there. The same on
-  // every call; empty: all tensors are whole. The data of a box is a contiguous tensor of its
+  // For each of tensors(), whose shapes are full: the box that is offered. The same on every call;
+  // empty: all tensors are whole. The data of a box is a contiguous tensor of its
   // sizes. The blocks of all ranks together make up a tensor; if a rank holds several blocks of
   // one, each is an entry of tensors() with the same name.
   [[nodiscard]] virtual std::span<const TensorBox> boxes() const { return {}; }
@@ -33,8 +33,8 @@ class WeightSource {
   // Publishers without a snapshot: whether this entry of tensors() is also written without
   // capture(). It is then compared with a copy at every publish(). The same on every call.
   [[nodiscard]] virtual bool watched(std::size_t /*tensor*/) const { return false; }
-  // The directory of the checkpoint that these weights are, or started from: whole versions in
-  // layouts for other readers carry its other files. Empty: there is none.
+  // The directory of the checkpoint that holds these weights, or that they started from. Full
+  // versions in layouts for other readers carry its other files. Empty: there is none.
   [[nodiscard]] virtual std::string companions_dir() const { return {}; }
   // Passes every tensor once (publish() refuses missing and repeated ones), in batches of the
   // source's choice; the data of a batch is valid until `use` returns. A second call must offer the

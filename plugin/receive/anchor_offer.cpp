@@ -43,7 +43,7 @@ Status fill_row(const WeightTarget& target, const BucketEntry& entry, const Fram
       entry.block != nullptr ? entry.block->place : BlockPlace::all(spec.units());
   if (count == 0) return {};
   if (row.values.zstd || row.values.size_bytes != count * width) {
-    return error(StatusCode::kUnsupported, "tensor '", spec.name, "' is not stored as it is");
+    return error(StatusCode::kUnsupported, "tensor '", spec.name, "' is stored compressed");
   }
   const std::uint64_t begin = place.at(row.first_unit);
   const std::uint64_t past = place.at(row.first_unit + count - 1) + 1;

@@ -9,8 +9,8 @@
 namespace driftless {
 namespace {
 
-// Fetches the head of each frame, by part: first both ends; then, once the header has the length of
-// the table, the missing rest. Empty if the road has the part in device memory.
+// Fetches the head of each frame, by part: first both ends; then the rest of the table, whose
+// length the header has. Empty if the road has the part in device memory.
 class HeadFetcher {
  public:
   HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
@@ -103,15 +103,15 @@ Result<HeadFetcher::Ends> HeadFetcher::take(std::span<const WantedPart> wanted) 
   return ends;
 }
 
-// Ok if the head's table is the manifest's. The table binds everything in the frame.
+// Ok if the table's hash is the manifest's. The table has the hash of every block of the frame.
 Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
   const Hash128 found = frame_table_hash(head);
   if (found == file.table) return {};
   return error(StatusCode::kCorrupt, "part ", file.name, ": its table has xxh3-128 ", to_hex(found),
-               ", the manifest says ", to_hex(*file.table), ": it is another publication's");
+               ", the manifest says ", to_hex(*file.table), ": another publication?");
 }
 
-// Parts whose table is in the manifest, and their heads, which were compared with it.
+// Parts whose manifest entry has the table's hash, and their heads, which were compared with it.
 struct TableHeads {
   std::vector<PartReceipt> parts;
   std::vector<std::size_t> files;             // index of each in the manifest

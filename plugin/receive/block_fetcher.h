@@ -10,7 +10,7 @@
 
 namespace driftless {
 
-// A frame of which some blocks are not needed; its collector's finish() proves the needed ones.
+// A frame that is fetched block by block; its collector's finish() returns the proven blocks.
 struct FetchedFrame {
   std::size_t file = 0;         // index in the manifest
   std::vector<std::byte> head;  // decode_frame_head()
@@ -25,15 +25,15 @@ struct FetchedBlocks {
 // Whether blocks of this version can be proven without the rest of it.
 [[nodiscard]] bool may_fetch_blocks(const Manifest& manifest);
 
-// Fetches the head of each part, a frame, for decode_frame_head(). Empty if the road has the part
+// Fetches the head of each frame (a part), for decode_frame_head(). Empty if the road has the part
 // in device memory.
 [[nodiscard]] Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(
     ReceiveRoad& road, const PublicationId& id, std::span<const PartReceipt> parts,
     const RangeFetchOptions& options, const Deadline& deadline);
 
-// Fetches the needed blocks. Skips frames of which every block is needed, and parts whose table is
-// not in the manifest: the caller fetches those whole. kCorrupt if a table differs from the
-// manifest's. `keep`: also keeps the fetched bytes. `memory`: for the blocks (null: allocates
+// Fetches the needed blocks. Skips frames of which every block is needed, and parts without a
+// table's hash in the manifest: the caller fetches those whole. kCorrupt if a table differs from
+// the manifest's. `keep`: also keeps the fetched bytes. `memory`: for the blocks (null: allocates
 // them).
 [[nodiscard]] Result<FetchedBlocks> fetch_blocks(
     ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,

@@ -202,7 +202,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   staged_.reset();
   mapped_.clear();
   if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
-  // If recovery has completed a commit that left the engine paused.
+  // Recovery has completed a commit that left the engine paused: resume it.
   if (left_paused_ && target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(resume());
   const TargetState state = held_state();
   const Status claim = digests_.prove_again(state, *fetcher_);
@@ -218,7 +218,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   Result<std::optional<FetchedChain>> fetched = fetcher_->fetch(
       state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny,
       {&digests_.layout(), target_->needs(), target_});
-  // Report it at once, and again in every report() until something helps.
+  // Report the lack of a usable version now, and in every report() until one is there.
   const bool not_there = fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
   stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
               fetched.status().code() == StatusCode::kCorrupt ||  // and no newer anchor is there
@@ -228,7 +228,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   if (not_there) ++misfits_;
   if (!fetched.ok() && is_foreign(target_->state(), run())) {
     return fetched.status().with_context(
-        concat("only a full version of run ", to_hex(run()), " takes the place of another run's"));
+        concat("only a full version of run ", to_hex(run()), " replaces another run's weights"));
   }
   if (!fetched.ok()) return fetched.status();
   if (!*fetched) return false;
@@ -251,13 +251,13 @@ Result<bool> Receiver::stage_chain(const TargetState& state, FetchedChain chain)
     return version.manifest.encoding == Encoding::kCompact;
   });
   Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain.versions));
-  // The publisher did not know that the old values, or the rest of a block, are not held here.
+  // The publisher assumed that this target holds the old values, or the rest of a block.
   if (coded && staged.status().code() == StatusCode::kUnsupported) {
     misfits_ = kMisfitsBeforeFull;
     return error(StatusCode::kMismatch, staged.status().message(),
                  "; a full version is taken instead");
   }
-  // For a target of some tensors the digests name a tensor that differs from the manifest.
+  // The target cannot check the digests of tensors that it does not hold.
   if (staged.ok() && !consistent.ok()) staged = consistent;
   misfits_ += is_misfit(staged.status());
   if (!staged.ok()) return staged.status();
@@ -339,7 +339,7 @@ Status Receiver::apply() {
     }
     if (left_paused_) {
       return error(commit.status().code(), commit.status().message(),
-                   "; the engine is left paused: the weights are no version now");
+                   "; the engine is left paused: the weights match no version");
     }
     if (resumed.ok()) return commit.status();
     return error(commit.status().code(), commit.status().message(),

@@ -34,7 +34,7 @@ struct UpdateReport {
   std::set<std::uint32_t> tensors;  // the changed ones, by their numbers in the layout
   // All weights; the encoded payload; everything fetched, manifests included.
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
-  // Fetched bytes of parts that the target can use: its blocks, and tables.
+  // The part of wire_bytes that the target needed: its blocks, and the tables of frames.
   std::uint64_t needed_bytes = 0;
   std::string carrier;  // ReceiveRoad::carrier() of the last part
   double fetch_ms = 0;  // on the road, and hashing
@@ -62,7 +62,7 @@ struct ReceiverOptions {
   // The encodings that this receiver announces; empty: all that this build reads.
   std::vector<Encoding> encodings = {};
   // Called before each attempt to read a version; stage() returns its failure. For file systems
-  // that must be told to refresh. May be empty.
+  // that must be refreshed. May be empty.
   std::function<Status(std::uint64_t version)> before_read;
   // Called around writing, also by rollback(). If pause fails, nothing has changed and commit() may
   // be called again. If resume fails, the commit holds, and the failure is returned after it. If a
@@ -70,8 +70,8 @@ struct ReceiverOptions {
   // recovered one, or a later commit has written one. May be empty.
   std::function<Status()> pause;
   std::function<Status()> resume;
-  // Called with harmless failures: the road refused a report, or nothing proves that the weights
-  // are the version that they were declared to be. May be empty.
+  // Called with harmless failures: a refused report, a gap in the versions that lasts, or weights
+  // that nothing proves to be the declared version. May be empty.
   std::function<void(const Status&)> warn;
   // Called with every commit, for metrics. A failure becomes a note in the report. May be empty.
   std::function<Status(const UpdateReport&)> record;
@@ -125,7 +125,7 @@ class Receiver {
   // new. kWrongBase: versions are gone and there is no anchor. After any failure the target is
   // unchanged, and stage() may be called again. Sends reports while it waits.
   [[nodiscard]] Result<bool> stage(const Deadline& deadline);
-  // While it waits, a receiver offers its bytes of the newest anchor to a road whose receivers
+  // While it waits, a receiver offers the anchor of its version to a road whose receivers
   // serve each other (anchor_offer.h). After this call it no longer does: its weights may be moved
   // or freed.
   void offer_nothing();
@@ -147,7 +147,7 @@ class Receiver {
   [[nodiscard]] Status check_contact() const { return contact_.check(state().id.version); }
   // The trainer's end-of-run note, once there is one.
   [[nodiscard]] Result<std::optional<EndOfRun>> listen_for_end();
-  // Tells the road that this receiver makes no further calls.
+  // Reports to the road that this receiver makes no further calls.
   [[nodiscard]] Status leave();
 
   [[nodiscard]] const std::string& id() const { return options_.id; }

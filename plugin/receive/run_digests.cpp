@@ -44,7 +44,7 @@ Status follow_digests(const WeightLayout& layout, const Manifest& manifest, std:
     const auto index = layout.find(tensor.name);
     if (!index) {
       return error(StatusCode::kMismatch, source, ": has a digest of tensor '", tensor.name,
-                   "', which the run has not");
+                   "', which is not in the run");
     }
     digests[*index] = *tensor.digest;
   }
@@ -117,7 +117,7 @@ Status RunDigests::prove_some(const TargetState& state) {
   if (known.empty() && state.id.version > 0 && !state.version_digest) {
     return error(StatusCode::kWrongBase, claim, ", some tensors are not held here, and the ",
                  "manifests that led there are gone: nothing proves it; start from the run's ",
-                 "base, or as holding nothing");
+                 "base, or without a version");
   }
   if (known.empty() || !state.tensors) {
     unproven_ =
@@ -140,7 +140,7 @@ Status RunDigests::prove_all(const TargetState& state, VersionFetcher& fetcher) 
   return error(StatusCode::kWrongBase, "the weights are claimed to be version ", version,
                ", and have digest ", to_hex(state.digest), ", but version ", version, " of run ",
                to_hex(run_), " has ", to_hex(*expected),
-               ": they are not that version; start from the run's base, or as holding nothing");
+               ": they are not that version; start from the run's base, or without a version");
 }
 
 Status RunDigests::check_base(const TargetState& state, const FetchedVersion& first) const {

@@ -37,8 +37,8 @@ class RunDigests {
   [[nodiscard]] Status prove_again(const TargetState& state, VersionFetcher& fetcher);
   // Finds the digests if the target holds another version than the one committed here.
   void find(const TargetState& state, VersionFetcher& fetcher);
-  // A target of some tensors cannot compute the digest of all. If `first` is a delta on version 0,
-  // compares its base digest with the run's: kWrongBase.
+  // A target with only some of the tensors cannot compute the digest of all. If `first` is a delta
+  // on version 0, compares its base digest with the run's: kWrongBase.
   [[nodiscard]] Status check_base(const TargetState& state, const FetchedVersion& first) const;
   // Computes the digests after `chain`, on top of what is committed.
   [[nodiscard]] Status stage(std::span<const FetchedVersion> chain);

@@ -61,7 +61,7 @@ void TrainerContact::note(const Status& report) {
 
 Status TrainerContact::check(std::uint64_t version) const {
   if (!silent_ || !silent_->expired()) return {};
-  return last_report_.with_context(concat("no way to the trainer for deadlines.connect (",
+  return last_report_.with_context(concat("no report was accepted for deadlines.connect (",
                                           patience_.count(), " ms), at version ", version));
 }
 

@@ -3,8 +3,8 @@
 //
 // Roads do not carry the end of a run. Processes that mpirun started together send it to each
 // other. For rollouts that were started separately, a trainer on shared_fs leaves
-// <dir>/closed.json, and the sender of host_shm leaves a note in the shared memory (the road's row
-// in roads.cpp).
+// <dir>/closed.json, and the sender of host_shm leaves a note in the shared memory
+// (RoadOpener::publish_end).
 #pragma once
 
 #include <optional>

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 // The most manifests that are read to find the digests of a version that is already held.
 constexpr std::size_t kMostFollowed = 256;
 
-// What a decoded change of `compact` takes for folding, beside the bytes of its value.
+// The bytes that a decoded change of `compact` takes for folding, beside its value.
 constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
 
 // Failures that a retry may mend: incomplete, read while it was written, just pruned.
@@ -67,10 +67,10 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& me
 // For a part that an agent fetched only in part.
 Status not_brought(const std::string& source, const ManifestFile& file) {
   return error(StatusCode::kMismatch, source, ": part ", file.name, ": the agent of this host did ",
-               "not fetch what this worker needs of it, since no worker had asked for it then; a ",
-               "full version is taken, or asked for");
+               "not fetch what this worker needs of it, because no worker needed it then; a newer ",
+               "full version is taken, or requested");
 }
-// Ok if every part that is needed whole is here whole.
+// Ok unless a part without collected blocks is incomplete.
 Status check_brought(const FetchedVersion& version) {
   const std::vector<ManifestFile>& files = version.manifest.files;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -84,19 +84,19 @@ Status check_brought(const FetchedVersion& version) {
 Status nothing_full(const TargetState& state, FetchMode mode,
                     const std::vector<PublicationId>& listed) {
   const std::string first =
-      listed.empty() ? std::string("nothing") : concat(to_string(listed.front()), " on");
+      listed.empty() ? std::string("nothing") : concat(to_string(listed.front()), " and later");
   if (!state.valid) {
     return error(StatusCode::kWrongBase, "the weights hold no version, and there is no anchor (",
-                 first, " is there): publish an anchor, or start from the run's base");
+                 first, " available): publish an anchor, or start from the run's base");
   }
   if (mode == FetchMode::kFullOnly) {
     return error(StatusCode::kWrongBase, "the versions after version ", state.id.version,
                  " do not fit the weights, and there is no newer anchor (", first,
-                 " is there): publish an anchor, or start from the run's base");
+                 " available): publish an anchor, or start from the run's base");
   }
   return error(StatusCode::kWrongBase, "the versions after version ", state.id.version,
                " are gone (", state.id.version + 1, " is not there) and there is no anchor (",
-               first, " is there): publish an anchor, or start from the run's base");
+               first, " available): publish an anchor, or start from the run's base");
 }
 
 }  // namespace
@@ -172,8 +172,8 @@ bool VersionFetcher::has_come() {
   return true;
 }
 
-// Looks for another run on the road: its version numbers alone would be noticed only once they
-// exceed the number of the target's version.
+// Checks whether the road now carries another run: wait_beyond() does not return before that run's
+// version number exceeds the target's.
 Status VersionFetcher::check_run(const TargetState& state) {
   if (!next_look_.expired()) return {};
   next_look_ = Deadline::after(options_.fetch_deadline);

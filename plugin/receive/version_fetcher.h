@@ -79,7 +79,7 @@ struct FoundManifest {
 
 struct FetchedBlocks;  // block_fetcher.h
 
-// What to fetch of a version's frames.
+// Which blocks of a version's frames to fetch.
 struct FetchNeeds {
   const WeightLayout* layout = nullptr;                    // of the run
   std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
@@ -94,7 +94,7 @@ class VersionFetcher {
  public:
   // Uses these options: fold_bytes, which limits the parts of a chain (one version is always
   // allowed) and the bytes of mapped parts that are copied; fetch_deadline, for one fetch();
-  // threads; before_read.
+  // report_deadline; threads; read_workers; before_read.
   VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
       : road_(&road),
         run_(run),
@@ -119,8 +119,8 @@ class VersionFetcher {
   [[nodiscard]] Result<FoundManifest> fetch_manifest(const PublicationId& id,
                                                      const Deadline& deadline);
   // The digest of each tensor at a version that a target already holds, from the manifests on the
-  // road. `base`: at version 0; empty: not known. Empty if too many of the manifests, or an
-  // essential one, are gone.
+  // road. `base`: at version 0; empty: not known. Empty if a manifest that is needed is gone, or if
+  // too many would be read.
   [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
                                                std::vector<Digest> base);
   // The digest of all weights at a version: from its manifest, its anchor, or the base digest in

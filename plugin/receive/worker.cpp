@@ -235,7 +235,7 @@ std::string Worker::nothing_newer() const {
   return concat("nothing ",
                 none ? std::string("is there that a rank without a version can begin with")
                      : concat("newer than version ", now_.version, " is there"),
-                "; it follows run ", now_.follows, " by ", config.substr(first, kShownConfig));
+                "; it follows run ", now_.follows, " through ", config.substr(first, kShownConfig));
 }
 
 Status Worker::check_staged(std::optional<std::int64_t> version, const std::string& ticket) const {

@@ -38,7 +38,7 @@ class WorkerHost {
   virtual void close() = 0;
   // The target of that receiver.
   [[nodiscard]] virtual WeightTarget& target() = 0;
-  // Held as long as the receiver or the target works, also by the staging thread.
+  // Returns an object that is kept while receiver or target work, also by the staging thread.
   [[nodiscard]] virtual Result<std::shared_ptr<const void>> use() {
     return std::shared_ptr<const void>();
   }
@@ -51,7 +51,7 @@ class WorkerHost {
   [[nodiscard]] virtual Status written() { return {}; }
   // Why the engine computes with other weights than the target's; empty: it does not.
   [[nodiscard]] virtual std::string unread() const { return {}; }
-  // How many tensors reach the engine, by the way they do.
+  // How many tensors reach the engine by each way (`direct`, `plan`, ...).
   [[nodiscard]] virtual std::map<std::string, std::uint64_t> ways() const { return {}; }
   // Runs `work` on a detached thread of its own. `work` does not throw.
   [[nodiscard]] virtual Status start(std::function<void()> work);

@@ -17,7 +17,7 @@ Status fetch_part(WeightMemory& memory, const MappedFile& part, std::uint64_t of
       .with_context(part.path());
 }
 
-// Fetches the beginning of a frame that describes its contents.
+// Fetches the head of a frame: its header, its table and its trailer.
 Result<std::vector<std::byte>> fetch_head(WeightMemory& memory, const MappedFile& part) {
   std::vector<std::byte> head;
   DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, 0, kFrameHeaderBytes, head));

@@ -181,7 +181,7 @@ class MappedTarget::Held {
                  count > kNamesShown ? concat(" and ", count - kNamesShown, " more") : "",
                  "; restart the engine");
   }
-  // Selects other tensors of those that lie here; they are no version then.
+  // Selects other tensors among those that lie here. Together they are no version of a run.
   Status change_layout(const MappedWeights& weights, const WeightLayout& next) {
     const MappedWeights& all = whole_ ? *whole_ : weights;
     DRIFTLESS_RETURN_IF_ERROR(all.layout.check_has(next, "the weights in memory", "the run"));
@@ -394,7 +394,7 @@ Status MappedTarget::admit(const Hash128& run, const WeightLayout& layout) {
   if (held_->left_.contains(run)) {
     return error(
         StatusCode::kWrongRun, "run ", to_hex(run),
-        " was replaced by another run before, and can be taken over only once; restart the engine");
+        " was replaced by another run before, and is not accepted again here; restart the engine");
   }
   DRIFTLESS_RETURN_IF_ERROR(held_->check_covers(*weights, layout));
   if (weights->layout.signature() != layout.signature()) {
@@ -538,7 +538,7 @@ Status MappedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
   const std::span<const std::byte> bytes = Held::contiguous(weights.get(), tensor);
   if (byte_offset > bytes.size() || out.size() > bytes.size() - byte_offset) {
     return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
-                 " on, ", out.size(), " of them, but ", bytes.size(), " are here");
+                 " on, ", out.size(), " bytes were requested, of ", bytes.size(), " here");
   }
   return out.empty() ? Status() : weights->memory->fetch(out, bytes.data() + byte_offset);
 }

@@ -10,8 +10,8 @@ namespace {
 
 Status check_map(const WeightLayout& layout, const WeightMap& each) {
   if (each.tensor >= layout.size()) {
-    return error(StatusCode::kInvalidArgument, "a map of tensor number ", each.tensor, " of ",
-                 layout.size());
+    return error(StatusCode::kInvalidArgument, "a map of tensor number ", each.tensor,
+                 ", expected one below ", layout.size());
   }
   const TensorSpec& spec = layout[each.tensor];
   const unsigned unit = unit_bytes(spec.dtype);
@@ -105,8 +105,8 @@ Status MappedWeights::fill(MappedParts parts) {
   }
   for (const std::uint32_t tensor : parts.external) {
     if (tensor >= layout.size() || !writer) {
-      return error(StatusCode::kInvalidArgument, "external tensor number ", tensor, " of ",
-                   layout.size(), writer ? "" : ", without a writer");
+      return error(StatusCode::kInvalidArgument, "external tensor number ", tensor,
+                   writer ? ", expected one below " : " without a writer, of ", layout.size());
     }
     tensors[tensor].external = true;
   }
@@ -132,7 +132,7 @@ Status MappedWeights::check_summed() const {
     const bool whole = mapped.complete || mapped.maps == 0;
     if (whole && !mapped.external && mapped.why_refused.empty()) continue;
     return error(StatusCode::kInvalidArgument, "tensor '", layout[tensor].name,
-                 "' is not held as it is, or not all of it: there is no digest of what is held");
+                 "' is held in part or converted, so its digest cannot be computed here");
   }
   return {};
 }

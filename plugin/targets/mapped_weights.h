@@ -42,7 +42,7 @@ struct MappedWeights {
   ProofRule proof;
   bool proven = false;
   bool summed = false;      // the state's digest comes from the complete tensors' bits
-  bool contiguous = false;  // everything held is contiguous tensors
+  bool contiguous = false;  // every tensor that is held is contiguous
   unsigned threads = 1;
   std::atomic<bool> replaced = false;  // other weights took their place (MappedTarget::replace())
 
@@ -69,8 +69,8 @@ struct MappedWeights {
     const std::shared_ptr<const MappedWeights>& weights);
 
 // Prepares `versions`, adjoining deltas or one full version. The update owns the states before and
-// after, the proof between them, the commit (the writer first; then compare and write) and the way
-// back. With `in_place` the memory applies buckets where they lie. `ahead`: work that was done
+// after, the proof between them, the commit (the writer first; then compare and write) and the
+// undo. With `in_place` the memory applies buckets where they lie. `ahead`: work that was done
 // before all parts were there; null: none.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_update(
     std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place,

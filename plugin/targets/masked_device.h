@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masked overwrites in the memory of a GPU: changes that were staged there are expanded into
-// full-shape tensors for a loader, and written through the map of each of its copies. The
+// full-shape tensors for a loader, and written through a map for each copy that it makes. The
 // counterpart of MaskedWrite (plugin/targets/masked_write.h); made by
 // plugin/device/device_factories.h.
 //

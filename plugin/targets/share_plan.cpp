@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan_shares(): chooses the maps that count in a tensor's share and their units, and finds the
+// plan_shares(): chooses the maps that count in a tensor's share, sums their units, and finds the
 // tensors that cannot be read back.
 #include <algorithm>
 

@@ -72,7 +72,7 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     weights_->state.valid = false;  // until everything is written or restored
     if (const Status status = write_all(); !status.ok()) {
-      // A mismatch may be older than this commit, and then no version is held: read all weights.
+      // If a mismatch is older than this commit, the weights hold no version: read all of them.
       const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
       const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;
@@ -97,7 +97,7 @@ class StagedUpdate final : public StagedChange {
                    ": only the last committed change can be taken back, and only once");
     }
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(
-        concat(source_, ": cannot be taken back, the weights stay at it")));
+        concat(source_, ": cannot be taken back, so the weights keep it")));
     return undo_written();
   }
 
@@ -105,7 +105,7 @@ class StagedUpdate final : public StagedChange {
   Status undo_written() {
     if (!before_.valid) {
       return error(StatusCode::kUnsupported, source_,
-                   ": no version was held before it; the weights stay at it");
+                   ": no version was held before it, so the weights keep it");
     }
     committed_ = false;
     // Staging a full version does not prove the weights that it replaces: prove them now.
@@ -135,8 +135,8 @@ class StagedUpdate final : public StagedChange {
                                    "), and hold no version; send a full one, or reload them"));
   }
 
-  // Applies a version's digests, if the manifest has them, to the tensors that a partial target
-  // holds: each in expected_. Returns their sum.
+  // For a partial target: sets expected_ of every held tensor that the manifest lists to the digest
+  // there, if the manifest has digests. Returns the sum of expected_.
   std::optional<Digest> expect_held(const Manifest& manifest) {
     if (manifest.encoding == Encoding::kFull) expected_ = weights_->no_shares.tensors;
     if (!weights_->summed || !manifest.has_tensor_digests()) expected_.reset();
@@ -151,8 +151,8 @@ class StagedUpdate final : public StagedChange {
     return sum;
   }
 
-  // The expected digest after so many versions; for a partial state that of the held tensors, if
-  // the manifests have it.
+  // The expected digest after one of the versions. For a partial state it is that of the tensors
+  // that are held, if the manifests have it.
   struct Goal {
     std::optional<Digest> digest;
     std::string source;
@@ -382,7 +382,7 @@ class StagedUpdate final : public StagedChange {
                    known ? concat(", expected ", to_hex(*goals_[i].digest)) : "", name_wrong(),
                    written ? ": other code writes into the weights, or the delta is damaged. All "
                              "was undone"
-                           : ": they are not what they were, or the delta is damaged. Nothing was "
+                           : ": other code wrote into them, or the delta is damaged. Nothing was "
                              "changed",
                    "; send a full version");
     }
@@ -411,7 +411,7 @@ class StagedUpdate final : public StagedChange {
     swept_ = dense_ || weights_->proof.always;
     if (!swept_) return {};
     return check_sums(*weights_, *sums_after_)
-        .with_context(concat(source_, ": once it was written"));
+        .with_context(concat(source_, ": read back after the commit"));
   }
 
   // The state stays invalid until everything is restored. A writer whose commit failed is undone,
@@ -432,7 +432,7 @@ class StagedUpdate final : public StagedChange {
     weights_->state.valid = false;
     if (sums_before_) DRIFTLESS_RETURN_IF_ERROR(check_sums(*weights_, *sums_before_));
     if (!sums_before_ && foreign_) {
-      return error(StatusCode::kMismatch, "they are not what they were when it was staged");
+      return error(StatusCode::kMismatch, "other code wrote into them after it was staged");
     }
     weights_->state = before_;
     return {};
@@ -484,7 +484,7 @@ Status check_rule(const MappedWeights& weights, const std::vector<VersionSource>
                  rule.empty() ? "a rule that it does not name" : concat("the rule ", rule),
                  ", and this engine keeps codes and scales of ", weights.only_rule,
                  " only. Nothing was changed; publish with quantize.rule: ", weights.only_rule,
-                 ", or start the engine with kernels that keep every rule's");
+                 ", or start the engine with kernels that accept any rule");
   }
   return {};
 }

@@ -14,9 +14,9 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
-// If more than this share of the weights differs, the pieces would take more memory than the
+// If more than one weight in this number differs, the pieces would take more memory than the
 // version itself.
-constexpr std::uint64_t kDenseShare = 8;  // one in
+constexpr std::uint64_t kDenseShare = 8;
 
 class DifferenceFinder {
  public:
@@ -177,7 +177,7 @@ class DifferenceFinder {
   std::uint64_t waiting_ = 0;       // units of blocks_
   std::vector<ChangePart> parts_;
   std::vector<std::size_t> at_,
-      first_part_;  // per part: its place below; per block: its first part
+      first_part_;  // at_: per part, its place in old_; first_part_: per block
   std::vector<std::byte> old_, expected_;
   DeltaPieces found_;
 };

@@ -59,9 +59,9 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
       version.encoding == Encoding::kCompact && found.encoding == Encoding::kDeltas;
   if (!plain) expected.encoding = version.encoding;
   if (found == expected) return {};
-  return error(StatusCode::kCorrupt, "the frame is of version ", found.id.version, " on ",
+  return error(StatusCode::kCorrupt, "the frame is of version ", found.id.version, " on base ",
                found.base_version, " of run ", to_hex(found.id.run), " in '",
-               info(found.encoding).name, "', expected version ", version.version, " on ",
+               info(found.encoding).name, "', expected version ", version.version, " on base ",
                version.base_version, " of run ", to_hex(expected.id.run), " in '",
                info(version.encoding).name, "'; fetch the version again");
 }
@@ -91,8 +91,8 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
   for (const MappedFile& part : parts) {
     if (part.memory_kind() == MemoryKind::kHost || (framed && head)) continue;
     return error(StatusCode::kUnsupported, join_path(version.path, part.path()),
-                 ": lies in device memory, where only weights on the GPU and plain frames are of "
-                 "use; let the road land on the host");
+                 ": lies in device memory, where only plain frames for weights on the GPU can be "
+                 "used; let the road deliver to the host");
   }
   if (parts.size() != version.payload_files.size()) {
     return error(StatusCode::kInternal, version.path, ": ", parts.size(), " parts for ",
@@ -147,7 +147,7 @@ Status VersionSource::open_shards(std::vector<MappedFile> parts) {
     if (!index) return unknown_tensor(join_path(version_.path, kIndexName), tensor);
     if (!payloads_.contains(*index)) {
       return error(StatusCode::kCorrupt, join_path(version_.path, file), ": tensor '", tensor,
-                   "' is not there, but the index says so");
+                   "' is missing, but the index names this file");
     }
   }
   return {};
@@ -228,7 +228,7 @@ Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile>
     if (!version_.manifest && opened[i]->metadata().contains(std::string(kOursKey))) {
       return error(StatusCode::kIncomplete, version_.path, ": ", kManifestName,
                    " is not there (yet), but ", name,
-                   " is a file of ours; wait until the version is whole, then try again");
+                   " was written by Driftless; wait until the version is whole, then try again");
     }
     flushes_.push_back(std::make_unique<FlushFile>(std::move(*opened[i])));
     for (const BucketView& bucket : flushes_.back()->buckets()) {
@@ -336,8 +336,8 @@ Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::st
   for (const ManifestFile& file : manifest.files) {
     if (file.size_bytes > most - sum) {
       return error(StatusCode::kMismatch, source, ": with part ", file.name, " of ",
-                   file.size_bytes, " bytes it has more than ", most,
-                   ", the most that a version of ", bytes, " bytes of weights in '",
+                   file.size_bytes, " bytes it has more than the ", most,
+                   " bytes that are the most that a version of ", bytes, " bytes of weights in '",
                    info(manifest.encoding).name,
                    "' can have. Nothing was read; send a full version");
     }

@@ -67,8 +67,8 @@ struct SourceBucket {
   std::string name;  // of the part
 };
 
-// The longest body of a valid frame of this layout: every unit once with the widest position, and a
-// table row for each of at most that many entries.
+// The longest body of a valid frame of this layout: every unit once with the widest position, and
+// the longest table that these units can have.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
 // Checks the sizes before anything is read: kMismatch, naming `source`, if the manifest has more
 // bytes than any valid version of this layout and encoding. Such a manifest is damaged, and only
@@ -124,10 +124,10 @@ class VersionSource {
   // True: every change is given by pieces(), and all other units stay.
   [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
   [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
-  // For a version in `compact`: the blocks that are here. Tensors that cannot be coded are
-  // pieces().
+  // For a version in `compact`: the coded blocks that are here. Changes of tensors that `compact`
+  // cannot code are in pieces().
   [[nodiscard]] std::span<const CompactPiece> compact(const TensorChange& change) const;
-  // Whether every change is pieces() or compact().
+  // Whether every change is in pieces() or compact().
   [[nodiscard]] bool has_positions() const {
     return positional() || version_.encoding == Encoding::kCompact;
   }

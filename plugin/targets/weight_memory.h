@@ -194,8 +194,8 @@ class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
   [[nodiscard]] virtual MemoryKind kind() const = 0;
-  // Reads the parts' old values: to the host; or, in a memory that measures changes, parts without
-  // `old_values` keep theirs there. No two parts write the same unit. What the parts point to
+  // Reads the old values of the parts to the host. A memory that measures changes keeps those of
+  // parts without `old_values` itself. No two parts write the same unit. What the parts point to
   // outlives the result.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place(
       std::span<const ChangePart> parts, unsigned threads) = 0;
@@ -223,7 +223,7 @@ class WeightMemory {
   // Zeroed, aligned to 256 bytes, freed with the last reference.
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
-  // Whether changes that it places measure themselves (PlacedChanges::part_changes()).
+  // Whether it measures the changes that it places (PlacedChanges::part_changes()).
   [[nodiscard]] virtual bool measures_parts() const { return false; }
   // Null if deltas are decoded on the host.
   [[nodiscard]] virtual BucketMemory* buckets() = 0;

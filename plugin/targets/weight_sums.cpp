@@ -38,8 +38,8 @@ void add_stretches(Stretch rest, std::vector<Stretch>& to) {
 
 enum class SumType { kTensor, kPlace };
 
-// The values in the type of the map's target, or converted there and back. The way back differs
-// only for signalling NaNs, which F16ToF32 makes quiet.
+// kPlace: the values in the type of the map's target. kTensor: the values as they are read back
+// from there, which differ only in signalling NaNs, because F16ToF32 makes them quiet.
 std::span<const std::byte> converted(const WeightMap& map, SumType type,
                                      std::span<const std::byte> values,
                                      std::vector<std::byte>& scratch) {
@@ -83,8 +83,8 @@ Digest sum_stretch(const Stretch& stretch, SumType type) {
   return sum;
 }
 
-// Sums the stretches of a map or of a tensor: the units that a map has, read from the tensor itself
-// and not through the map.
+// Adds the digest of each stretch to its sum. Of a stretch with a map, only the units that the map
+// has count; they are read from the stretch, not through the map.
 Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsigned threads,
                      std::vector<Digest>& sums) {
   std::vector<Digest> found(stretches.size());

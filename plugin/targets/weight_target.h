@@ -175,7 +175,7 @@ class WeightTarget {
     return (*layout())[tensor].units();
   }
   // The present values of units [first, first + count) of a tensor, at each place that can be read
-  // back. kUnsupported if none can.
+  // back. kUnsupported if this kind of target is never read back.
   [[nodiscard]] virtual Result<std::vector<HeldCopy>> copies(std::uint32_t /*tensor*/,
                                                              std::uint64_t /*first*/,
                                                              std::uint64_t /*count*/) const {

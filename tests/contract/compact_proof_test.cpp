@@ -77,9 +77,9 @@ TEST(CompactProof, MixedVersionsAreFoldedIntoACheckpointAndIntoMemory) {
 }
 
 // Changes bytes of a frame, and recomputes all hashes.
-class HostileFrames {
+class ForgedFrames {
  public:
-  explicit HostileFrames(const Publication& good) : good_(good) {}
+  explicit ForgedFrames(const Publication& good) : good_(good) {}
 
   Publication next() {
     Publication bad = good_;
@@ -116,9 +116,9 @@ class HostileFrames {
   std::mt19937_64 random_{5};
 };
 
-class HostileCompact : public ::testing::Test {
+class ForgedCompact : public ::testing::Test {
  protected:
-  HostileCompact() {
+  ForgedCompact() {
     run_.weights.push_back(changed_weights(run_.weights[0], 1, 0.01));
     good_ = run_.step(1, DirectoryLayout::kFrames, Encoding::kCompact);
   }
@@ -126,8 +126,8 @@ class HostileCompact : public ::testing::Test {
   Publication good_;
 };
 
-TEST_F(HostileCompact, MemoryHoldsOneVersionOrTheOther) {
-  HostileFrames frames(good_);
+TEST_F(ForgedCompact, MemoryHoldsOneVersionOrTheOther) {
+  ForgedFrames frames(good_);
   unsigned taken = 0;
   for (int i = 0; i < 3000; ++i) {
     Weights held = run_.weights[0];
@@ -146,13 +146,13 @@ TEST_F(HostileCompact, MemoryHoldsOneVersionOrTheOther) {
 }
 
 // Two ranks, each with half of the columns, which are blocks in the publication.
-TEST(HostileCompactSlices, HoldOneVersionOrTheOther) {
+TEST(ForgedCompactSlices, HoldOneVersionOrTheOther) {
   std::mt19937_64 random(6);
   Weights base{{"a", random_tensor(DType::kF32, {64, 32}, random)},
                {"b", random_tensor(DType::kF8E5M2, {128, 64}, random)}};
   PublishedRun run{base};
   const Publication good = run.step(1, DirectoryLayout::kFrames, Encoding::kCompact);
-  HostileFrames frames(good);
+  ForgedFrames frames(good);
   unsigned taken = 0;
   for (int i = -1; i < 500; ++i) {
     const Publication bad = i < 0 ? good : frames.next();
@@ -183,8 +183,8 @@ TEST(HostileCompactSlices, HoldOneVersionOrTheOther) {
   EXPECT_LT(taken, 900U);
 }
 
-TEST_F(HostileCompact, ACheckpointHoldsOneVersionOrTheOther) {
-  HostileFrames frames(good_);
+TEST_F(ForgedCompact, ACheckpointHoldsOneVersionOrTheOther) {
+  ForgedFrames frames(good_);
   const TempDir dir(TempDir::Where::kMemory);
   write_checkpoint(dir.file("base"), run_.weights[0]);
   for (int i = 0; i < 300; ++i) {

@@ -63,7 +63,7 @@ PeerOptions by(PeerCarrier carrier) {
   return options;
 }
 
-TEST(PeerFaultTest, AStrangerIsNotServed) {
+TEST(PeerFaultTest, AProcessWithoutTheTokenIsNotServed) {
   Served served;
   for (const PeerCarrier carrier : {PeerCarrier::kTcp, PeerCarrier::kShm}) {
     PartReader stranger(by(carrier), std::string(32, 'x'));
@@ -78,7 +78,7 @@ TEST(PeerFaultTest, AStrangerIsNotServed) {
   ASSERT_OK(served.read(known, step(1), {0, 10}));
 }
 
-TEST(PeerFaultTest, SilentStrangersDoNotKeepReadersOut) {
+TEST(PeerFaultTest, SilentConnectionsDoNotKeepReadersOut) {
   Served served;
   std::vector<hub::Socket> strangers;
   for (int i = 0; i < 200; ++i) strangers.push_back(served.connect());

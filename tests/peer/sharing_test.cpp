@@ -391,9 +391,9 @@ class HostileServer {
   std::thread thread_;
 };
 
-class HostileReceiverTest : public SharingTest, public ::testing::WithParamInterface<Lie> {};
+class LyingReceiverTest : public SharingTest, public ::testing::WithParamInterface<Lie> {};
 
-TEST_P(HostileReceiverTest, MakesNoReadFailAndIsDropped) {
+TEST_P(LyingReceiverTest, MakesNoReadFailAndIsDropped) {
   publish_part(1, 3 * kMiB + 5);
   HostileServer hostile(GetParam(), token_, bytes_);
   Client liar(*road_->meeting.connector(), Request{.ask = Ask::kHello}, "the leader");
@@ -416,7 +416,7 @@ TEST_P(HostileReceiverTest, MakesNoReadFailAndIsDropped) {
   EXPECT_EQ(hostile.connections, before) << "it is not assigned again";
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, HostileReceiverTest,
+INSTANTIATE_TEST_SUITE_P(Every, LyingReceiverTest,
                          ::testing::Values(Lie::kSilent, Lie::kSlow, Lie::kCloses, Lie::kDamaged,
                                            Lie::kStale, Lie::kLess, Lie::kMore, Lie::kHead,
                                            Lie::kForged, Lie::kRefuses, Lie::kStranger),

@@ -454,7 +454,7 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     result = finish(trainer)
     # vLLM failed while loading version 3, and may hold parts of it.
     assert result.returncode == 1, result.stderr
-    assert "has nothing of version 4: it held version 2, and cannot prove" in result.stderr
+    assert "does not hold version 4: it held version 2, and has proven nothing" in result.stderr
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2 and not rollout["same"] and not rollout["holds_last"]
     assert finish(agent, 60).returncode == 1

@@ -204,7 +204,7 @@ def test_other_files_are_listed(pair):
         "only_new": ["merges.txt"],
         "not_compared": [],
     }
-    assert "beside the weights: other content: config.json" in ok(
+    assert "beside the weights: different content: config.json" in ok(
         "compare", pair.old_path, pair.new_path
     )
 

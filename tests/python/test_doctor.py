@@ -339,9 +339,9 @@ def test_a_file_system_that_is_full(work):
     with small_file_system(work) as place:
         (place / "all").write_bytes(bytes(60 << 10))
         rows = doctor(*shared_fs(work, place), "--only", "road", code=1)
-        assert_row(rows, "road", "space", "warn", "free space")
+        assert_row(rows, "road", "space", "warn", "delete files")
         assert_row(rows, "road", "file system", "warn", "tmpfs")
-        assert_row(rows, "road", "write", "fail", "no_space", "free space")
+        assert_row(rows, "road", "write", "fail", "no_space", "delete files")
         assert [path.name for path in place.iterdir()] == ["all"]
 
 

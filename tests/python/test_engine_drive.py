@@ -274,7 +274,7 @@ def test_a_server_that_replaces_another_is_proven_too():
     assert driver.update(5).version == 1, "its first answer"
     llm.published = 2
     for call in (lambda: driver.update(5), lambda: driver.start_staging(5)):
-        with pytest.raises(drive.EngineError, match="nothing is built on that"):
+        with pytest.raises(drive.EngineError, match="the weights are unproven"):
             call()
     assert [rank["version"] for rank in llm.ranks] == [1, 1]
 

@@ -246,7 +246,7 @@ def test_only_the_receiver_that_patches_a_checkpoint_counts_for_it(
 
     (refused,) = next_version(pair.receiver)
     assert "not notified to load its checkpoint" in refused and str(seen_at) in refused
-    assert "1 receivers report, none of them that it patches a checkpoint" in refused
+    assert "1 receivers report, and none of them patches a checkpoint" in refused
     patches = patcher()
     assert next_version(pair.receiver, patches) == []
     patches.leave()

@@ -76,7 +76,7 @@ def test_a_rollout_whose_newest_report_is_of_no_version_does_not_count(work, rng
     assert finish(late, 60).returncode == 0
     result = finish(trainer, 60)
     assert result.returncode == 1 and "All rollouts" not in result.stdout, result.stdout
-    assert "anew has nothing of version 2" in result.stderr
+    assert "anew does not hold version 2" in result.stderr
 
 
 def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waited_for(work, rng):

@@ -205,7 +205,7 @@ def test_other_files_beside_the_same_weights_are_noted(pair):
     (pair.old_path / "merges.txt").write_text("")
     result = run("verify", twin, "--like", pair.old_path)
     assert result.returncode == 0 and "identical" in result.stdout
-    for words in ("other content in the two: config.json", f"only in {twin}: tokenizer.json",
+    for words in ("different content: config.json", f"only in {twin}: tokenizer.json",
                   f"only in {pair.old_path}: merges.txt"):  # fmt: skip
         assert words in result.stderr, result.stderr
     found = noted("verify", twin, "--like", pair.old_path)

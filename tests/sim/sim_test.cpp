@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A fleet in one process, for many seeds. A failing seed is one number:
 //   DRIFTLESS_SIM_SEED=<seed> build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed
-// DRIFTLESS_SIM_SEEDS sets how many new ones are tried.
+// DRIFTLESS_SIM_BASE and DRIFTLESS_SIM_SEEDS set which further seeds are tried, and how many.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <iostream>
 
@@ -49,20 +48,18 @@ void expect_all_hold(std::uint64_t first, std::uint64_t count) {
 }
 
 #ifdef __SANITIZE_THREAD__
-constexpr std::uint64_t kNewSeeds = 50;  // a second each
+constexpr std::uint64_t kMoreSeeds = 50;  // a second each
 #else
-constexpr std::uint64_t kNewSeeds = 500;
+constexpr std::uint64_t kMoreSeeds = 100;
 #endif
 
 TEST(Fleet, HoldsWhatItClaimsForFixedSeeds) { expect_all_hold(1, 200); }
 
-TEST(Fleet, HoldsWhatItClaimsForNewSeeds) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const std::uint64_t base = from_environment(
-      "DRIFTLESS_SIM_BASE",
-      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count()) *
-          1000);
-  const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", kNewSeeds);
+// Takes more than 10 seconds, like the seeds above: rare orders of events show only over many seeds.
+// New seeds are tried at night (tests/night).
+TEST(Fleet, HoldsWhatItClaimsForMoreSeeds) {
+  const std::uint64_t base = from_environment("DRIFTLESS_SIM_BASE", 201);
+  const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", kMoreSeeds);
   std::cout << "seeds " << base << " to " << base + count - 1 << "\n";
   expect_all_hold(base, count);
 }

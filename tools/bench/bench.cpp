@@ -49,7 +49,7 @@ class ReportMaker {
   void add(std::string name, double value, std::string unit, std::string detail) {
     report_.figures.push_back({std::move(name), value, std::move(unit), std::move(detail)});
   }
-  // Adds the speed relative to reading: the fraction of the reading speed that is left.
+  // Adds the ratio of two times: only reading both sides, divided by this work.
   void add_vs_read(std::string name, std::string_view work) {
     const double read = host_.seconds("read"), ours = host_.seconds(work);
     add(std::move(name), read / ours, "ratio",

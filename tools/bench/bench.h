@@ -40,7 +40,7 @@ struct BenchReport {
   std::vector<BenchFigure> figures;
 };
 
-// Uses about 6 times `side_bytes` of memory while it runs, and leaves nothing behind. If Python or
+// Uses at most 9 times `side_bytes` of memory while it runs, and leaves no file. If Python or
 // its packages are missing, that is no failure: the figures that need them have no value.
 [[nodiscard]] Result<BenchReport> run_bench(const BenchOptions& options);
 

@@ -64,7 +64,7 @@ void add_diff(CLI::App& app, Arguments& all) {
 
 void add_quantize(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
-      "quantize", "Make a checkpoint in FP8 blocks or INT4 groups of a bfloat16 one");
+      "quantize", "Make a checkpoint in FP8 blocks or INT4 groups from a bfloat16 one");
   QuantizeOptions& options = all.quantize.quantize;
   command->add_option("BF16_DIR", options.checkpoint, "Checkpoint directory in bfloat16")
       ->required();
@@ -91,7 +91,7 @@ void add_quantize(CLI::App& app, Arguments& all) {
       ->type_name("PATTERN")
       ->expected(1)
       ->take_all();
-  command->add_option("--skip", options.skip, "Keep the tensors that match it")
+  command->add_option("--skip", options.skip, "Keep tensors that match this pattern")
       ->type_name("PATTERN")
       ->expected(1)
       ->take_all();

@@ -140,7 +140,7 @@ std::vector<std::string> compare_files(FileSystem& fs, const VerifyArguments& op
   const auto print_names = [](const std::vector<std::string>& names, const std::string& text) {
     if (!names.empty()) print_notes({concat("beside the weights: ", text, ": ", listed(names))});
   };
-  print_names(found.others, "other content in the two");
+  print_names(found.others, "different content");
   print_names(found.here_alone, concat("only in ", options.checkpoint));
   print_names(found.there_alone, concat("only in ", options.like));
   print_names(found.not_compared, "not compared");
@@ -303,7 +303,7 @@ Result<int> run_apply(const Common& common, const ApplyArguments& options) {
   }
   if (!done.other_files.empty()) {
     print_notes(
-        {concat("files beside the weights are others in the version, and were left as they are: ",
+        {concat("files beside the weights differ in the version, and were left as they are: ",
                 listed(done.other_files), "; copy them if the model needs them")});
   }
   print_report(common, options, done);

@@ -83,7 +83,7 @@ std::vector<std::string> file_lines(const CompanionDifferences& files) {
   const auto add = [&lines](std::string_view what, const std::vector<std::string>& names) {
     for (const std::string& name : names) lines.push_back(concat(what, ": ", name));
   };
-  add("other content", files.others);
+  add("different content", files.others);
   add("only in OLD", files.here_alone);
   add("only in NEW", files.there_alone);
   add("not compared", files.not_compared);

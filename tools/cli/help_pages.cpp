@@ -18,9 +18,9 @@ struct ExitText {
 constexpr std::array kExitTexts = {
     ExitText{kExitOk, "done; verify: identical; status: nothing is wrong"},
     ExitText{kExitDifferent,
-             "verify: not identical, or different (--engine); compare: other tensors; doctor: a "
-             "check failed; status: something is wrong; trainer, agent: a rollout or an engine did "
-             "not follow"},
+             "verify: not identical, or different (--engine); compare: not the same tensors; "
+             "doctor: a check failed; status: something is wrong; trainer, agent: a rollout or an "
+             "engine did not take the last version"},
     ExitText{kExitUsage, "wrong usage or argument; verify --engine: cannot tell"},
     ExitText{kExitNotFound, "not found, or not whole yet"},
     ExitText{kExitRefused, "refused: damaged, or the wrong run, base, layout or content"},
@@ -220,7 +220,7 @@ std::string single_quoted(std::string_view text) {
   return out + "'";
 }
 
-// Makes one line without ':', at which zsh would split it.
+// An entry of zsh's _describe, which splits it at the first ':'.
 std::string zsh_entry(std::string_view name, std::string_view help) {
   return concat(" ", single_quoted(concat(name, ":", help)));
 }

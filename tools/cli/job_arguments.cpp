@@ -52,11 +52,11 @@ void add_trainer(CLI::App& app, Arguments& all) {
              "Parameters of the run that is made up, about", std::uint64_t{100'000},
              std::uint64_t{1} << 40)
       ->excludes(replay);
-  command->add_option("--seed", options.synth.seed, "Its seed")
+  command->add_option("--seed", options.synth.seed, "Seed of the run that is made up")
       ->excludes(replay)
       ->capture_default_str();
-  add_number(*command, "--lr", options.synth.lr, "Its learning rate: how far a step moves a weight",
-             0.0, 1.0)
+  add_number(*command, "--lr", options.synth.lr,
+             "Learning rate of that run: how far a step moves a weight", 0.0, 1.0)
       ->excludes(replay);
   add_number(*command, "--interval-ms", options.interval_ms, "Pause between two versions",
              std::uint64_t{0}, std::uint64_t{86'400'000});

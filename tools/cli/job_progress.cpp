@@ -150,7 +150,7 @@ bool JobProgress::holds_last(const Rollout& rollout) const {
 }
 
 std::string JobProgress::unproven(const Rollout& rollout) {
-  if (rollout.parts) return "holds parts, unproven here";
+  if (rollout.parts) return "holds some tensors, unproven";
   const std::uint64_t tensors = parse_proof(rollout.last_proof).unproven;
   return tensors == 0 ? std::string() : concat(counted(tensors, "tensor"), " unproven");
 }
@@ -176,11 +176,11 @@ std::string JobProgress::missing(std::string_view absent) const {
     const bool holds = rollout.there && !rollout.lost;
     text += concat(text.empty() ? "" : "; ", id,
                    rollout.wrong ? " reported another digest than the trainer's at version "
-                                 : (holds ? " is at version " : " has nothing of version "),
+                                 : (holds ? " is at version " : " does not hold version "),
                    holds ? rollout.version : last_version_);
     if (rollout.lost && rollout.before > 0) {
       text +=
-          concat(": it held version ", rollout.before, ", and cannot prove what it holds since");
+          concat(": it held version ", rollout.before, ", and has proven nothing since");
     }
   }
   if (rollouts_.size() < least_) {

@@ -28,7 +28,7 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
     if (next == known.end()) {
       std::string names;
       for (const CLI::App* each : known) names += concat(" ", each->get_name());
-      return concat("there is no command '", argv[i], "'; those are:", names);
+      return concat("there is no command '", argv[i], "'; the commands are:", names);
     }
     at = *next;
   }

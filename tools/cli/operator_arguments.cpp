@@ -141,7 +141,7 @@ void add_plan(CLI::App& app, Arguments& all) {
   PlanArguments& options = all.plan;
   CLI::Option* params = command->add_option("--params", options.params, "Weights of the model");
   params->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{10'000'000'000'000}));
-  command->add_option("--model", options.model, "Its config.json, of Hugging Face")
+  command->add_option("--model", options.model, "The model's Hugging Face config.json")
       ->excludes(params);
   add_plan_layout(*command, options);
   add_number(*command, "--density", options.input.density, "Share of the weights that change", 1e-9,

@@ -33,7 +33,7 @@ void add_density(HtmlPage& page, const RunHistory& history) {
   const bool known = std::ranges::any_of(
       history.versions, [](const HistoryVersion& each) { return !each.by_layer.empty(); });
   if (!known) {
-    page.paragraph("No version could be taken apart by tensor. --base gives the weights before.");
+    page.paragraph("The changes by tensor are not known. Name the base of the run with --base.");
     return;
   }
   page.heat_map(map);
@@ -69,7 +69,7 @@ void add_encodings(HtmlPage& page, const RunHistory& history) {
   const std::vector<EncodingCost> costs = total_costs(history);
   page.panel("What each encoding would have taken");
   if (costs.empty()) {
-    page.paragraph("No version could be decoded. --base gives the weights before.");
+    page.paragraph("No version could be decoded. Name the base of the run with --base.");
     return;
   }
   std::uint64_t changed = 0;
@@ -113,8 +113,8 @@ void add_tensors(HtmlPage& page, const RunHistory& history) {
   const auto counted_versions = static_cast<std::uint64_t>(std::ranges::count_if(
       history.versions, [](const HistoryVersion& each) { return !each.by_layer.empty(); }));
   page.paragraph(concat("Changed weights of the ", counted(counted_versions, "version"),
-                        " that could be taken apart, most first; % is their share of the tensor "
-                        "in a version, on average."));
+                        " whose tensors are known, most first; % is the mean density of the tensor "
+                        "in a version."));
   TextTable table{{"changed", "% a version", "in versions", "weights", "tensor"}, {}};
   for (const DensityGroup& tensor : history.tensors_changed) {
     if (table.rows.size() == kMostTensors) break;
@@ -212,7 +212,7 @@ void add_versions(HtmlPage& page, const RunHistory& history) {
         {number(version.found.id), std::to_string(version.found.base_version),
          std::to_string(version.changed_units), percent(version.changed_units, history.total_units),
          human_bytes(version.payload_bytes), std::string(info(version.found.encoding).name),
-         version.replayed ? "and proven" : "no"});
+         version.replayed ? "proven" : "no"});
   }
   page.table(table.header, table.rows);
 }

@@ -103,7 +103,7 @@ class Rollout {
       }
       if (end_ && at_least(end_->version)) return {};
       if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
-      if (after_end_ && after_end_->expired()) return {};  // check_end() says what is missing
+      if (after_end_ && after_end_->expired()) return {};  // check_end() reports what is missing
       if (timeout_ && timeout_->expired()) {
         return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
                      weights_.target->state().id.version);

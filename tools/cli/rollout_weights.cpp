@@ -122,8 +122,8 @@ Result<std::vector<std::string>> copy_companions(const std::string& from, const 
 
 Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const std::string& base) {
   FileSystem& fs = posix_file_system();
-  // Programs with their own weights may let frames arrive on the device whatever the target. This
-  // command's weights can take such frames only on the device.
+  // Frames on the device suit any target of a program with weights of its own. This command's
+  // weights take them only if the weights are on the device, too.
   if (config.target != TargetKind::kDevice && config.frames_on_device()) {
     return error(StatusCode::kInvalidArgument,
                  "road.nccl.arrival: device needs receiver.target: device: other weights are "

@@ -29,7 +29,7 @@ struct RolloutWeights {
   std::string directory;  // contains configuration and tokenizer; empty: unknown
 };
 
-// Opens the weights as receiver.target says. They start as `base` (empty: none). A missing
+// Opens the weights that receiver.target names. They start as `base` (empty: none). A missing
 // checkpoint directory is created as a copy of `base`.
 [[nodiscard]] Result<RolloutWeights> open_weights(const Config& config, unsigned rank,
                                                   const std::string& base);

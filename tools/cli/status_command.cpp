@@ -106,7 +106,7 @@ void add_rollouts(const RunStatus& status, Lines& lines) {
   std::vector<std::vector<std::string>> rows;
   for (const RolloutRecord& rollout : status.rollouts) {
     std::string state = rollout.left ? "signed off" : "ok";
-    if (!rollout.left && rollout.digest.empty()) state = "holds no version that it reports";
+    if (!rollout.left && rollout.digest.empty()) state = "reports no version";
     if (rollout.idle) state = "idle: no process on its host takes versions";
     if (rollout.unproven > 0) state = concat(counted(rollout.unproven, "tensor"), " unproven");
     rows.push_back({rollout.id, std::to_string(rollout.version),

@@ -191,7 +191,7 @@ class Trainer {
     if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { print(note); });
     layout_ = base.layout();
     companions_dir_ = base.directory();
-    if (quantizes_) {  // report a step that does not fit now
+    if (quantizes_) {  // report now a step that does not fit
       DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(steps_.last()));
       DRIFTLESS_RETURN_IF_ERROR(source_of(steps_.last(), step, 0, 1).status());
     }
@@ -246,9 +246,9 @@ class Trainer {
     return digest_source(*source, common_.thread_count());
   }
 
-  // Refuses a road that holds another run, before a publisher is opened: that takes the road over
-  // and withdraws the end-of-run message. Content that cannot be read is left to the publisher to
-  // judge.
+  // Refuses a road that holds another run. This must happen before a publisher is opened, because
+  // opening takes the road over and withdraws the end-of-run message. If the road's content cannot
+  // be read, the publisher decides.
   [[nodiscard]] Status look_first() {
     const Deadline now = Deadline::after(std::chrono::milliseconds(0));
     const auto history = process_.history();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless verify --engine: adds up what every rank of a running engine holds.
+// driftless verify --engine: adds up the shares of all ranks of a running engine.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -46,7 +46,7 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
   if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
   std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": "
             << counted(proof.proven, "tensor") << " proven, " << proof.differing << " differ, "
-            << proof.unknown << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why
+            << proof.unknown << " unknown" << (proof.why.empty() ? "" : "; ") << proof.why
             << "\n";
 }
 

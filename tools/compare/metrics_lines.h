@@ -39,7 +39,7 @@ struct MetricsSummary {
   std::map<std::uint64_t, TrainedVersion> versions;
   std::vector<StageSamples> stages;  // in order of first appearance
   std::vector<EngineSummary> engines;
-  std::uint64_t most_folded = 0;          // the most versions that a rollout took in one step
+  std::uint64_t most_folded = 0;          // the most versions that a rollout folded into one commit
   std::vector<double> link_bits_per_s{};  // bytes fetched over fetch time
   std::vector<std::string> problems{};    // "file: line 7 is no record of metrics.file"
 };

@@ -75,7 +75,7 @@ class Recommender {
     bytes_ = bits_ * middle_.changed / 8;
     settings_.push_back(
         {"encoding", std::string(info(best->encoding).name),
-         concat("the least encode and link time of those that the layout carries: ",
+         concat("the encoding of this layout with the least encode and link time: ",
                 short_number(best->encode_ms / costed.versions), " ms and ", megabytes(bytes_),
                 " a version at ", short_number(rate / 1e6), " Mbit/s (",
                 measured ? concat("the median of ",
@@ -104,8 +104,8 @@ class Recommender {
     settings_.push_back(
         {"anchors.every", std::to_string(every),
          concat("an anchor has ", megabytes(full_bytes()), ", a version ", megabytes(bytes_),
-                ": after that many versions to replay, an anchor is "
-                "as small (at most 1000)")});
+                ": that many versions are as large as an anchor "
+                "(at most 1000)")});
   }
 
   void keep_versions() {
@@ -128,7 +128,7 @@ class Recommender {
     settings_.push_back(
         {"full_above_density", text.data(),
          concat("a changed weight takes ", short_number(bits_), " bits, a weight sent whole ",
-                short_number(whole), ": above that share a whole version is smaller (kept within ",
+                short_number(whole), ": above that density a full version is smaller (kept within ",
                 short_number(kLeastFullDensity), " and ", short_number(kMostFullDensity), ")")});
   }
 
@@ -139,9 +139,9 @@ class Recommender {
         static_cast<std::uint64_t>(std::clamp(raw, double(kMiB), 64.0 * double(kMiB)));
     settings_.push_back(
         {"buffer_size", concat(std::bit_ceil(wanted) / kMiB, "MiB"),
-         concat("a version in the middle has ", megabytes(raw),
-                " of positions and values: one part, and no more memory than it takes "
-                "(at most 64 MiB)")});
+         concat("the median version has ", megabytes(raw),
+                " of positions and values: they fit into one bucket (at most 64 MiB, to save "
+                "memory)")});
   }
 
   const RunHistory& history_;

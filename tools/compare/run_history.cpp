@@ -114,7 +114,7 @@ class ReplayWeights {
     const auto& manifest = source.version().manifest;
     if (!manifest || manifest->digest == found) return {};
     return error(StatusCode::kMismatch, source.version().path, ": the weights would have digest ",
-                 to_hex(found), ", the manifest says ", to_hex(manifest->digest));
+                 to_hex(found), ", the manifest has ", to_hex(manifest->digest));
   }
 
   WeightView view() {
@@ -193,8 +193,8 @@ class HistoryReader {
     if (!options_.base.empty()) DRIFTLESS_RETURN_IF_ERROR(open_base());
     if (!layout_) {
       history_.notes.push_back(
-          "The directory does not announce its tensors (run.json): without --base only what the "
-          "manifests say is shown.");
+          "The directory has no run.json, which lists the tensors: without --base the report shows "
+          "only what the manifests contain.");
       return {};
     }
     if (!weights_) weights_.emplace(*layout_);
@@ -284,7 +284,7 @@ class HistoryReader {
     const std::string why = weights_->valid()
                                 ? concat("it builds on version ", version.found.base_version,
                                          ", and the replay is at version ", weights_->version())
-                                : std::string("its base is not there; --base gives it");
+                                : std::string("its base is missing: name it with --base");
     weights_->invalidate();
     return count_undecoded(version, source, why);
   }

@@ -76,7 +76,7 @@ class EngineCheck {
           concat("set it to ", to_string(kind)));
     }
     if (engine_.action && !sglang_) {
-      return add("action", kFail, "the trainer's calls (action) are SGLang's",
+      return add("action", kFail, "only SGLang has the calls of an action",
                  "set kind: vllm instead, and start an agent on the engine's host");
     }
     sglang_ ? examine_sglang(reply, json_of(release)) : examine_vllm();

@@ -88,9 +88,9 @@ std::string next_of(int code, const Driver& driver, bool chosen) {
     case 802:  // CUDA_ERROR_SYSTEM_NOT_READY
       return "start nvidia-fabricmanager, and wait until it is active";
     case 803:  // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
-      return concat("have ", driver.path(),
-                    " and the kernel's driver of one release: restart after an update, or mount "
-                    "the host's library");
+      return concat("use a ", driver.path(),
+                    " of the same release as the kernel's driver: restart after an update, or "
+                    "mount the host's library");
     default: return "look at nvidia-smi, and at the kernel's log: dmesg";
   }
 }
@@ -128,7 +128,7 @@ bool runs_on(int major, int minor) {
   return false;
 }
 
-// False if the library is no driver that answers.
+// False if the driver does not report its release.
 bool report_driver(const Driver& driver, bool needed, const Report& report) {
   int version = 0;
   if (const int code = driver.version(&version); code != 0) {

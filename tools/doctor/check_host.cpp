@@ -34,7 +34,7 @@ std::string limit_text(rlim_t limit) {
 }
 
 // The number in a kernel file, after the text `after` if that is given; nothing if the file does
-// not exist or says "max".
+// not exist or contains "max".
 std::optional<std::uint64_t> number_in(const std::string& path, std::string_view after = {}) {
   std::ifstream file(path);
   std::string line;

@@ -34,7 +34,7 @@ std::string next_flag(const std::string& output, const std::string& flags) {
   return {};
 }
 
-// The error line: our own, or otherwise the first that is not part of mpirun's frame.
+// The error line: our own, or otherwise the first line of the output that is not a rule of dashes.
 std::string reason(const CommandOutput& ran) {
   const std::size_t found = ran.text.find("driftless: ");
   std::string line =

@@ -48,7 +48,7 @@ void report_megatron(const Json& answer, const Report& report) {
   const bool read = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   const bool known = read && major == 0 && minor >= kOldestMegatron && minor <= kNewestMegatron;
   report({"megatron-core", known ? kOk : kWarn, release,
-          known ? "" : "use 0.12 to 0.19, or look whether the maps know its settings"});
+          known ? "" : "use 0.12 to 0.19, or check that the maps cover its settings"});
   const std::string missing = json_text(answer, "missing_flags");
   report({"megatron flags", missing.empty() ? kOk : kWarn,
           missing.empty() ? "it has the settings that the maps need"

@@ -34,8 +34,8 @@ Result<int> run_mpi_probe(const RoadTable& roads) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Launch launch, launch_of_process());
   if (!launch.mpi || launch.world != 2) {
     return error(StatusCode::kInvalidArgument,
-                 "mpi probe: mpirun started it and left no rank that this build's MPI knows: it "
-                 "belongs to another MPI than this build");
+                 "mpi probe: this build's MPI finds no rank in the environment that mpirun set: "
+                 "mpirun belongs to another MPI than this build");
   }
   const bool publishes = launch.rank == 0;
   DRIFTLESS_ASSIGN_OR_RETURN(

@@ -170,7 +170,7 @@ class RoadReader final : public StatusReader {
         if (code == StatusCode::kDeadlineExceeded) return there;
         const bool gone = code == StatusCode::kNotFound || code == StatusCode::kIncomplete ||
                           code == StatusCode::kCorrupt;
-        if (!gone) continue;  // or this build, or this user, cannot read it
+        if (!gone) continue;  // it exists, even if this build or this user cannot read it
         lost.emplace_back(id, concat(to_string(id), ": part ", part.name, ": ", there.message()));
         break;
       }

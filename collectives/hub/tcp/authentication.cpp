@@ -106,7 +106,7 @@ Result<Admission> answer_hello(std::string_view token, std::string_view hello,
 Result<std::string> FrameWriter::header(std::string_view content) {
   if (content.size() > kMaxMessageBytes) {
     return error(StatusCode::kInvalidArgument, "hub: a message of ", content.size(),
-                 " bytes, at most ", kMaxMessageBytes);
+                 " bytes exceeds the limit of ", kMaxMessageBytes);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof, proof_of(key_, direction_, number_, content));
   ++number_;
@@ -126,7 +126,7 @@ Result<std::optional<std::string>> FrameReader::next() {
   std::uint64_t size = 0;
   std::memcpy(&size, left.data(), sizeof(size));
   if (size > kMaxMessageBytes) {
-    return error(StatusCode::kCorrupt, "hub: a message announces ", size, " bytes, at most ",
+    return error(StatusCode::kCorrupt, "hub: a message announces ", size, " bytes; the limit is ",
                  kMaxMessageBytes);
   }
   if (left.size() - kHeaderBytes < size) return std::optional<std::string>();

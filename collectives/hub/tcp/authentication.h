@@ -29,7 +29,7 @@ struct Admission {
   std::string answer;  // to be sent to the other side
 };
 
-// [server] `said`: the client's kClientProofBytes. kInvalidArgument if the proof is wrong.
+// [server] `proof`: the client's kClientProofBytes. kInvalidArgument if it is wrong.
 [[nodiscard]] Result<Admission> admit(std::string_view token, std::string_view nonce,
                                       std::string_view proof);
 // [client] `hello`: the server's kServerHelloBytes.

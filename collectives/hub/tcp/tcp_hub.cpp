@@ -356,7 +356,7 @@ class TcpLink final : public Link {
 
   Status send(std::string_view message, const Deadline& deadline) override {
     const std::scoped_lock lock(mutex_);
-    if (torn_) return error(StatusCode::kIo, "hub: the link to the leader is torn");
+    if (torn_) return error(StatusCode::kIo, "hub: the link to the leader is broken");
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer_.frame(message));
     const Status sent = write_all(socket_, frame, deadline);
     if (sent.ok()) return {};
@@ -371,9 +371,9 @@ class TcpLink final : public Link {
       if (message->has_value()) return message;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string bytes, read_some(socket_, std::size_t{1} << 16));
       reader_.append(bytes);
-      // Only after everything was read: the leader's last messages are whole.
+      // Checked after everything was read, because the leader's last messages are still valid.
       if (bytes.empty() && torn_) {
-        return error(StatusCode::kIo, "hub: the link to the leader is torn");
+        return error(StatusCode::kIo, "hub: the link to the leader is broken");
       }
       if (bytes.empty() && !wait_for(socket_, POLLIN, deadline)) return message;
     }

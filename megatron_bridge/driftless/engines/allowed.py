@@ -44,7 +44,7 @@ ANSWER_TOKEN = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class Source:
-    """Arguments of Config.read(): a file's path, or YAML that this file wrote; and settings over
+    """Arguments of Config.read(): a file's path, or YAML text that is made here; and settings over
     it."""
 
     config: str

@@ -7,7 +7,7 @@ observation, which shows what it reads and writes. If that run changes no bit, t
 again after every commit. A version is refused if it changes a parameter that cannot be followed:
 one that is read by a function which did change bits, or one of which the module holds a copy that
 no known function computes. Rotary tables, masks and caches are left alone: no function computes
-them, or one that reads no parameter.
+them, or their function reads no parameter.
 """
 
 from __future__ import annotations

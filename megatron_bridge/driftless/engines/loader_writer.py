@@ -108,7 +108,7 @@ class LoaderWriter:
         return refused
 
     def take_group(self, group: ReloadGroup) -> str | None:
-        """From now on commits have the engine load these modules again. Tries that with the
+        """From now on every commit makes the engine load these modules again. Tries that with the
         checkpoint's values, like prove(); returns why it fails, or None."""
         tensors = {name: self._base(name).clone() for name in group.names}
         load = WholeLoad(self._bound)
@@ -135,7 +135,7 @@ class LoaderWriter:
         load.run(partial(self._reloads.reload, group.modules, weights))
 
     def inherit(self, before: LoaderWriter, trace: Trace) -> None:
-        """Takes over the tensors and values of the writer before a new trace."""
+        """After a new trace: takes over the tensors and values of the previous writer."""
         for name in before._masked:
             self._masked[name] = {copy.storage for copy in trace.copies.get(name, ())}
         self._shadows, self._groups = before._shadows, before._groups

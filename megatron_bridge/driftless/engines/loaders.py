@@ -42,8 +42,8 @@ class Loaders:
     def trace(
         self, bound: BoundTensors, specs: list[Any], base: Callable[[str], torch.Tensor]
     ) -> Trace:
-        """The first call needs modules that hold `base`. Later calls know what each drafter
-        takes."""
+        """The first call needs modules that hold `base`. It records what each drafter takes, for
+        later calls."""
         assert self.model is not None
         trace = trace_loader(self.model, bound, specs)
         unknown = set(trace.raised)

@@ -111,9 +111,9 @@ class MaskedLoad(Watching):
             self.tensors.clear()  # they are large, and undo() does not need them
 
     def check_all_seen(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
-        """Raises unless a copy of every tensor was observed. A copy can be missing because a thread
-        made it that is not observed, which would write sentinels into the module, or because the
-        loader waits for another tensor. To find such loaders without harm, the target first loads
+        """Raises unless a copy of every tensor was observed. A copy can be missing because an
+        unobserved thread made it (then sentinels are in the module), or because the loader waits
+        for another tensor. To find such loaders without harm, the target first loads
         every tensor with its present values."""
         seen = set().union(*self.filled.values())
         for name, _ in pairs:
@@ -191,8 +191,8 @@ class MaskedLoad(Watching):
         return source.detach() if dtype == source.dtype else None
 
     def take_copy(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """Makes the copy if it is one of a masked tensor into the module. Returns whether it
-        was."""
+        """Makes the copy if it leads from a masked tensor into the module. Returns whether it
+        does."""
         masked = self.tensors.get(storage_key(source))
         storage = self.bound.find(target) if masked is not None else None
         if masked is None or storage is None:

@@ -226,10 +226,10 @@ class ModuleTarget(_native.MappedTarget):
         }
 
     def _only_rule(self, parameters: Iterable[str]) -> str:
-        """The quantization rule that versions need to be written in place."""
+        """The rule by which versions must be quantized, so that they can be written in place."""
         rules = sorted({self._load_layout.only_rule(each) for each in set(parameters)} - {""})
         if len(rules) > 1:
-            raise UnsupportedError(f"weights of this engine must be quantized by {rules} at once")
+            raise UnsupportedError(f"the engine needs several quantization rules at once: {rules}")
         return rules[0] if rules else ""
 
     # --- EngineTarget (target.py) ----------------------------------------------------------------
@@ -276,10 +276,10 @@ class ModuleTarget(_native.MappedTarget):
 
     def follow(self, digests: Mapping[str, str] | None = None) -> list[str]:
         """Checks whether the engine moved or wrote its tensors (moves.py). If so, traces them
-        again, and returns what was found. The target then holds the version that the weights prove
-        to be: the one before, or the base's. If they prove neither, the next version must be a full
-        one. `digests`: of the version's tensors, to prove tensors that this target did not hold
-        before. The module must not work, and no staging may run, during the call."""
+        again, and returns what was found. The target then holds the version that the weights are
+        proven to be: the one before, or the base's. If they are neither, the next version must be a
+        full one. `digests`: of the version's tensors, to prove tensors that this target did not
+        hold before. The module must not work, and no staging may run, during the call."""
         found = self._moves.found()
         if not found.what or self._moves.asleep is not None:
             self._moves.check()  # raises if it sleeps
@@ -294,7 +294,7 @@ class ModuleTarget(_native.MappedTarget):
         other = _unlike(made.plan, before.plan)
         if other:
             found.what.append(f"the loader puts '{other}' elsewhere now")
-        # Otherwise the places changed, but not the values.
+        # False: the places changed, but not the values.
         suspect = found.everything or bool(found.storages) or other is not None
         if not (
             self._holds_tracked(made, before, state, digests or {}, suspect)

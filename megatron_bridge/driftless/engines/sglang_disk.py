@@ -24,9 +24,9 @@ from .rank_receiver import TORN, Reply, reply, text_of
 
 
 class DiskFollower:
-    """Follows for one server with the tensors of the checkpoint `base`. A server that was started
-    from `base` gets the changed tensors; any other gets every tensor first. The server's host must
-    see `directory`, which holds the changed tensors of one version at a time. Needs torch and
+    """Follows a run for one server. The first update gives the server every tensor, a later one
+    only the changed tensors. `base`: the checkpoint that the run starts from. The server's host
+    must see `directory`, which holds the tensors of one update at a time. Needs torch and
     safetensors. Close it, or use `with`.
 
     To the driver (drive.py) it is one rank, which holds what was loaded into this very server

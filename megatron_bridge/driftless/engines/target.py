@@ -38,7 +38,7 @@ class EngineTarget(Protocol):
 
 
 class HeldTarget:
-    """Weights that the engine reads where the receiver writes them, and never moves."""
+    """Weights that the engine never moves. It reads them in place, or as written() loads them."""
 
     unread = ""
 

@@ -2,8 +2,8 @@
 """A context that also holds in the threads started inside it.
 
 torch's modes are per thread, and loaders copy from thread pools. While `everywhere` is open, each
-thread that a thread inside it starts, and each task that one submits to an executor, runs inside
-it. Other threads, and threads started below Python, are left alone.
+thread that is started inside it, and each task that is submitted to an executor there, runs inside
+it, too. Other threads, and threads started below Python, are left alone.
 """
 
 from __future__ import annotations

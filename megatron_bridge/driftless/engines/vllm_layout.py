@@ -107,8 +107,8 @@ def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str
 
 
 def foreign_scale(layer: torch.nn.Module) -> str | None:
-    """After a reload vLLM keeps the scales that the kernel loaded, and copies them into the
-    layer."""
+    """A scale that the kernel reads from other memory than the layer's, as after a reload by vLLM;
+    None: there is none."""
     config = getattr(getattr(layer, "quant_method", None), "moe_quant_config", None)
     tensors = [each for each in layer._parameters.values() if each is not None]
     ours = {each.untyped_storage().data_ptr() for each in tensors}

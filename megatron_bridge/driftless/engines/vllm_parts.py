@@ -26,7 +26,7 @@ def drafters(model: torch.nn.Module, runner: Any) -> dict[str, torch.nn.Module]:
 def refreshes(
     vllm_config: Any, model: torch.nn.Module, drafting: dict[str, torch.nn.Module]
 ) -> list[Refresh]:
-    """Attention layers compute MLA's W_UV and W_UK_T; called as vLLM's own reload calls them."""
+    """The layers' functions that compute MLA's W_UV and W_UK_T, called as in vLLM's own reload."""
     dtype = getattr(vllm_config.model_config, "dtype", None)
     found = find_refreshes([("", model), *drafting.items()], dtype)
     return [Refresh(each.name, partial(_configured, vllm_config, each.run)) for each in found]
@@ -78,8 +78,8 @@ def _slots(runner: Any, model: str, layer: int) -> list[int] | None:
 
 
 def place_experts(parameter: Any, name: str, slots: Callable[[], list[int] | None]) -> None:
-    """Idempotent. vLLM calls the loader once per initial slot: first for the experts in order, then
-    for replicas."""
+    """Makes the loader put an expert into all its current slots. Idempotent. vLLM calls the loader
+    once per initial slot: first for the experts in order, then for replicas."""
     load = getattr(parameter, "weight_loader", None)
     if load is None or hasattr(load, "placed"):
         return

@@ -144,8 +144,8 @@ class Watching:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """The modes of one thread. At its end another thread waits for its GPU work, because its
-        stream is not the loader's."""
+        """The modes of one thread. Every thread but the loader's main one waits for its GPU work at
+        the end, because it has another stream."""
         with torch.no_grad(), DispatchMode(self.in_turn(self.see)):
             yield
         if threading.get_ident() != self.thread and torch.cuda.is_initialized():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command-line flags, and the settings of `driftless.Config` and of the hook that they make.
+"""The command-line flags, which become settings of `driftless.Config` and of the hook.
 
 Flags are off by default. A given flag overrides the file of `--update-weight-config`.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For Megatron-Bridge (and NeMo on top of it): `pretrain(..., callbacks=[WeightUpdates(args)])`.
 
-A callback in Megatron-Bridge is any object with methods of these names. Each gets a context with
-`state`, `model`, `optimizer` and, after a step, `skipped_iter`.
+A callback in Megatron-Bridge is any object with methods of the names below. Each gets a context
+with `state`, `model`, `optimizer` and, after a step, `skipped_iter`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a trainer's flags and its model's settings before a model is built.
 
-The three entry points (launch.py, callback.py, a script of its own) call it as early as they can,
-and every session calls it again.
+launch.py, callback.py and scripts of users call check_arguments() as early as they can. Every
+session repeats the checks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_options(options: Options) -> None:
     try:
         config.check_available("trainer")
     except driftless.errors.InvalidArgumentError as refused:
-        raise MapError(f"{refused}; files are --update-weight-transport disk") from refused
+        raise MapError(f"{refused}; for files: --update-weight-transport disk") from refused
     if settings["snapshot"] == "none" and whole_tensors(config):
         raise MapError(f"snapshot: none is not possible: {whole_tensors(config)}")
     if settings["snapshot"] == "none" and settings["quantize.scheme"] != "none":
@@ -92,7 +92,7 @@ def whole_tensors(config: driftless.Config) -> str | None:
     if config.takes_blocks:
         return None
     layout = config.settings()["road.layout"]
-    return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
+    return f"files of road.layout {layout} have whole tensors; frames and hdf5 take blocks"
 
 
 def notified_engines(settings: dict[str, Any]) -> list[str]:

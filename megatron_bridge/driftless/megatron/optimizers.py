@@ -4,7 +4,7 @@ from which fp32 values.
 
 Known optimizers keep fp32 values beside bf16 (or fp16) parameters, and copy them in
 `_copy_main_params_to_model_params()`. Just before that copy, the old and new values of exactly the
-elements that the rank owns are both available. For all others `unknown()` returns the reason.
+elements that the rank owns are both available. For other optimizers `unknown()` returns the reason.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .regions import Region, Shards
 # ("expert", etp, ep).
 Place = tuple[str, int, int]
 
-# The attribute names, newest first, of the block inside a layer of multi-token prediction.
+# The attribute names, newest first, of the decoder layer in a layer of multi-token prediction.
 _MTP_BLOCKS = ("mtp_model_layer", "transformer_layer")
 
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """See the module's text. `version`: the newest published; `reports`: holds the last report."""
+    """See the module's text. `version`: the newest published; `last`: the newest report."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class Session:
 
     def after_step(self, successful: bool) -> None:
         """The hook calls it. A skipped step changed nothing."""
-        self._step += 1  # also if publish() failed before it met the other ranks
+        self._step += 1  # counts failed publish() calls, too: all ranks must agree on it
         if not successful:
             return
         self._since += 1

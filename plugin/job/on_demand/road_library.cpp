@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library of roads that need MPI, HDF5 or NCCL, loaded on demand (plugin/job/roads.h).
+// A library of roads that need an external library, loaded on demand (plugin/job/roads.h).
 #include "plugin/job/roads.h"
 
 extern "C" __attribute__((visibility("default"))) const driftless::RoadTable*

@@ -160,8 +160,8 @@ TEST(Launch, VariablesThatSomebodySet) {
 TEST(Launch, RanksThatContradictEachOtherAreRefused) {
   const Environ environ = both({{"RANK", "0"}, {"WORLD_SIZE", "4"}}, kSrun);
   EXPECT_EQ(shown(launch_in(environ)),
-            "invalid_argument: RANK is 0 and SLURM_PROCID 1, of 4 both: unset RANK and WORLD_SIZE, "
-            "or name the launcher whose rank counts");
+            "invalid_argument: RANK is 0, but SLURM_PROCID 1, each of 4 processes: unset RANK and "
+            "WORLD_SIZE, or name the launcher whose rank counts");
   EXPECT_EQ(launch_in(environ, {.launcher = "srun"})->rank, 1U);
   EXPECT_EQ(launch_in(environ, {.launcher = "variables"})->rank, 0U);
   EXPECT_TRUE(launch_in(both({{"RANK", "1"}, {"WORLD_SIZE", "4"}}, kSrun)).ok());

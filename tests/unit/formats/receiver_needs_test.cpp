@@ -81,7 +81,7 @@ std::string packed(std::string_view json) {
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-TEST(ReceiverNeeds, ThatAreDamagedOrHostileAreRefused) {
+TEST(ReceiverNeeds, ThatAreDamagedOrOutOfBoundsAreRefused) {
   const std::string head =
       R"({"format":"driftless_needs","format_version":1,"encodings":["deltas","new"],)";
   const std::string layout = R"("layout":"00000000000000010000000000000002",)";

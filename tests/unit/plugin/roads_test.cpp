@@ -302,7 +302,7 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
     return join_job(table(), config_for(road), JobRole::kRollout, Launch{.mpi = launched}).status();
   };
   EXPECT_EQ(refusal("tyo").code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(refusal("tyo").message().find("road.kind: 'tyo' is no road; those are: toy"),
+  EXPECT_NE(refusal("tyo").message().find("road.kind: 'tyo' is no road; the roads are: toy"),
             std::string::npos);
   EXPECT_EQ(refusal("absent").code(), StatusCode::kUnsupported);
   EXPECT_NE(refusal("absent").message().find("no libabsent was found"), std::string::npos);

@@ -18,7 +18,7 @@ from ..errors import MapError
 
 # How a parameter is split over its tensor-parallel group.
 SPLITS = ("whole", "rows", "columns", "vocab", "qkv", "gate_up")
-# How often a row applies: once per model, per block, per block of one kind, per expert of a block,
+# How often a row applies: once per model, per layer, per layer of one kind, per expert of a layer,
 # per layer of multi-token prediction.
 SCOPES = ("model", "layer", "dense_layer", "moe_layer", "expert", "mtp")
 SPECS = ("te", "local")
@@ -30,7 +30,7 @@ _PART_KEYS = {"sizes", "row"}
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table. Names are relative to the block, except in scope `model`."""
+    """One row of a table. Names are relative to the layer, except in scope `model`."""
 
     megatron: Mapping[str, str]  # by spec
     hf: tuple[str, ...]
@@ -173,7 +173,7 @@ def _evaluate(expression: str, numbers: Mapping[str, int], what: str) -> int:
 def _moe_layers(
     moe: Mapping[str, str] | None, sizes: Mapping[str, int], config: Mapping[str, Any]
 ) -> frozenset[int]:
-    """The blocks with experts, including layers of multi-token prediction."""
+    """The layers with experts, including layers of multi-token prediction."""
     if moe is None or not sizes.get("experts"):
         return frozenset()
     first = config.get(moe.get("first", ""), 0) or 0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hub under attack: a thousand strangers, slow ones, wrong tokens, members that send malformed
-// messages, stop in the middle of one, or never read. The hub limits its memory, and still serves
-// its members.
+// The bounds of the hub: a thousand unproven connections, slow ones, wrong tokens, and members that
+// send malformed messages, stop in the middle of one, or never read. The hub limits its memory, and
+// still serves its members.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -108,7 +108,7 @@ struct RawMember {
   std::string key;
 };
 
-class TcpHubAttack : public ::testing::Test {
+class TcpHubBounds : public ::testing::Test {
  protected:
   void SetUp() override {
     rlimit files{};
@@ -171,7 +171,7 @@ class TcpHubAttack : public ::testing::Test {
   unsigned messages_ = 0;
 };
 
-TEST_F(TcpHubAttack, AThousandStrangersThatComeAgainKeepNobodyOut) {
+TEST_F(TcpHubBounds, AThousandUnprovenConnectionsKeepNoMemberOut) {
   constexpr unsigned kStrangers = 1'000;
   std::vector<hub::Socket> strangers;
   for (unsigned i = 0; i < kStrangers; ++i) strangers.push_back(served_->knock());
@@ -196,7 +196,7 @@ TEST_F(TcpHubAttack, AThousandStrangersThatComeAgainKeepNobodyOut) {
   EXPECT_LT(open, 2 * kStrangers) << "the hub holds them all";
 }
 
-TEST_F(TcpHubAttack, HalfOpenAndSlowConnectionsEndAfterTheirTime) {
+TEST_F(TcpHubBounds, HalfOpenAndSlowConnectionsEndAfterTheirTime) {
   const std::size_t before = count_open_files();
   std::vector<hub::Socket> slow;
   for (int i = 0; i < 50; ++i) slow.push_back(served_->knock());
@@ -211,7 +211,7 @@ TEST_F(TcpHubAttack, HalfOpenAndSlowConnectionsEndAfterTheirTime) {
   EXPECT_TRUE(wait_until([&] { return count_open_files() <= before; }));
 }
 
-TEST_F(TcpHubAttack, WrongProofsAreRefusedAndNoMoreThanTheirSizeIsRead) {
+TEST_F(TcpHubBounds, WrongProofsAreRefusedAndNoMoreThanTheirSizeIsRead) {
   for (int i = 0; i < 200; ++i) {
     const hub::Socket socket = served_->knock();
     std::string bytes(hub::kClientProofBytes + 100'000, static_cast<char>(i));
@@ -222,7 +222,7 @@ TEST_F(TcpHubAttack, WrongProofsAreRefusedAndNoMoreThanTheirSizeIsRead) {
   EXPECT_EQ(served_->came(), 1U) << "somebody was let in";
 }
 
-TEST_F(TcpHubAttack, AMemberThatSendsWhatIsNoMessageIsDropped) {
+TEST_F(TcpHubBounds, AMemberThatSendsWhatIsNoMessageIsDropped) {
   const std::uint64_t one_too_many = hub::kMaxMessageBytes + 1;
   const std::string oversized(reinterpret_cast<const char*>(&one_too_many), 8);
   const std::string huge(8, '\xff');
@@ -249,7 +249,7 @@ TEST_F(TcpHubAttack, AMemberThatSendsWhatIsNoMessageIsDropped) {
 }
 
 // Messages of other peers arrive while one peer stops in the middle of its message.
-TEST_F(TcpHubAttack, MembersThatStopInTheMiddleOfAMessageHoldNoOneUp) {
+TEST_F(TcpHubBounds, MembersThatStopInTheMiddleOfAMessageHoldNoOneUp) {
   std::vector<RawMember> members;
   for (int i = 0; i < 20; ++i) {
     RawMember& member = members.emplace_back(raw_member());
@@ -261,7 +261,7 @@ TEST_F(TcpHubAttack, MembersThatStopInTheMiddleOfAMessageHoldNoOneUp) {
   EXPECT_EQ(served_->went(), 0U);
 }
 
-TEST_F(TcpHubAttack, ALargeMessageComesBackWhole) {
+TEST_F(TcpHubBounds, ALargeMessageComesBackWhole) {
   auto link = served_->connect();
   ASSERT_OK(link);
   const std::string large(std::size_t{16} << 20, 'x');
@@ -273,7 +273,7 @@ TEST_F(TcpHubAttack, ALargeMessageComesBackWhole) {
   expect_served();
 }
 
-TEST_F(TcpHubAttack, WhatGoesToManyThatDoNotReadIsHeldOnce) {
+TEST_F(TcpHubBounds, WhatGoesToManyThatDoNotReadIsHeldOnce) {
   std::vector<RawMember> deaf;
   std::vector<std::uint64_t> peers;
   for (int i = 0; i < 12; ++i) {
@@ -297,7 +297,7 @@ TEST_F(TcpHubAttack, WhatGoesToManyThatDoNotReadIsHeldOnce) {
 }
 
 // Different messages of 256 MiB for peers that read nothing: with the fifth, more than 1 GiB waits.
-TEST_F(TcpHubAttack, LongBeyondTheBoundThePeerWithMostUnreadGoes) {
+TEST_F(TcpHubBounds, LongBeyondTheBoundThePeerWithMostUnreadGoes) {
   std::vector<RawMember> deaf;
   std::vector<std::uint64_t> peers;
   for (unsigned i = 0; i < 5; ++i) {
@@ -314,7 +314,7 @@ TEST_F(TcpHubAttack, LongBeyondTheBoundThePeerWithMostUnreadGoes) {
   EXPECT_TRUE(is_closed(deaf[0].socket, 60'000)) << "the one with the most of them";
 }
 
-TEST_F(TcpHubAttack, WithoutDescriptorsItWaitsAndDoesNotSpin) {
+TEST_F(TcpHubBounds, WithoutDescriptorsItWaitsAndDoesNotSpin) {
   rlimit files{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
   std::vector<hub::Socket> strangers;
