@@ -126,19 +126,12 @@ struct PublishReport {
   double total_ms = 0;
 };
 
-class BlockMirror;
-class LiveStore;
-class PublisherLeader;
-class QuantizedStore;
-class QuantizedWeights;
-class RankOffers;
-class WeightStore;
-struct PayloadBuffers;
 struct PayloadMessage;
 struct PlanMessage;
 struct OutcomeMessage;
 struct PairedTensor;
 struct PayloadContext;
+struct RankState;
 struct TensorDigest;
 
 class Publisher {
@@ -202,11 +195,11 @@ class Publisher {
   // Collective: publishes an anchor of the committed version now.
   [[nodiscard]] Status publish_anchor();
 
-  [[nodiscard]] const WeightLayout& layout() const { return run_.layout; }  // of all ranks
-  [[nodiscard]] VersionId version() const { return run_.id; }         // the last committed one
-  [[nodiscard]] const Digest& digest() const { return run_.digest; }  // all ranks, at version()
-  [[nodiscard]] bool resumed() const { return resumed_; }
-  [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }  // of open()
+  [[nodiscard]] const WeightLayout& layout() const;  // of all ranks
+  [[nodiscard]] VersionId version() const;           // the last committed one
+  [[nodiscard]] const Digest& digest() const;        // all ranks, at version()
+  [[nodiscard]] bool resumed() const;
+  [[nodiscard]] const std::vector<std::string>& notes() const;  // of open()
 
  private:
   // A version that this rank may or may not have sealed.
@@ -214,49 +207,23 @@ class Publisher {
 
   Publisher(const PublisherOptions& options, Group& group, SendRoad& road, ReceiveRoad* history);
 
-  // The steps of open(), in order.
-  [[nodiscard]] Status open_quantized(const WeightSource& trainer_weights);
-  [[nodiscard]] Status open_ranks(WeightSource& base, WeightSource& live, Status ready,
-                                  const Deadline& deadline);
-  [[nodiscard]] Status assemble(WeightSource& base, const WeightSource& live, Status ready,
-                                const Deadline& deadline);
-  [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, Status ready,
-                            const Deadline& deadline);
-  [[nodiscard]] Status start_or_resume(const Deadline& deadline);
-  [[nodiscard]] Status open_live(WeightSource& live);
-  [[nodiscard]] Status make_live_store(std::vector<OwnedTensor> owned, const WeightSource& live);
-  [[nodiscard]] Status compare_with_base(WeightSource& base, const Deadline& deadline);
-  // The offers of the trainer's own weights, which differ from the published ones if they are
-  // quantized.
-  [[nodiscard]] RankOffers& live_offers() { return trainer_offers_ ? *trainer_offers_ : *offers_; }
-  [[nodiscard]] Status prepare_live(bool full);
-  [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
-  void use_buffers();  // for the encoding of the run's shape
-  void set_digests(std::vector<Digest> digests);
-
+  [[nodiscard]] Status publish_first_anchor();
   [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights,
                                                       WeightSource* trainer_weights = nullptr);
   [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights,
                                                    WeightSource* trainer_weights);
-  // Collective, after a failure that all ranks know of: whether they switch to the road's fallback
-  // now.
-  [[nodiscard]] Result<bool> use_fallback();
   [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
   // Measures FP8 blocks before a version is made, or made again. `trainer_weights`: the weights if
   // there is a snapshot and they are quantized; otherwise null.
   [[nodiscard]] Status measure_blocks(const PlanMessage& plan, WeightSource* trainer_weights,
                                       const Deadline& deadline);
-  // Agrees with the other ranks on the largest magnitudes of FP8 blocks. Collective if ranks share
-  // blocks.
-  [[nodiscard]] Status agree_on_blocks(const Deadline& deadline);
+  [[nodiscard]] Status prepare_live(bool full);
   [[nodiscard]] PayloadMessage produce(const PlanMessage& plan, WeightSource& weights,
                                        const Deadline& deadline);
   // Writes a version or an anchor: `fill` passes batches to its argument.
   using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
   [[nodiscard]] PayloadMessage write_payload(PayloadContext made, const Deadline& deadline,
                                              const std::function<Status(const AddBatch&)>& fill);
-  [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
-                                       bool full);
   // Adds an anchor of the committed version; the leader has begun it already.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
   // Ends a version that failed: drops it, or keeps it in doubt.
@@ -267,40 +234,15 @@ class Publisher {
               const Digest& digest);
   void take_back(bool full);
 
-  PublisherOptions options_;
-  Group& group_;
-  SendRoad& road_;
-  ReceiveRoad* history_;
-  unsigned threads_;
-
-  RunState run_;
-  std::unique_ptr<Checkpoint> quantized_base_;
-  std::unique_ptr<QuantizedWeights> quantized_;  // null: this rank does not quantize
-  Status measured_;                              // the status of measuring the FP8 blocks
-  std::unique_ptr<RankOffers> offers_;
-  std::unique_ptr<WeightStore> store_;
-  LiveStore* live_ = nullptr;  // store_, or part of it, if there is no snapshot
-  // store_, if there is no snapshot and weights are quantized; then also the offers and layout of
-  // the trainer's weights.
-  QuantizedStore* quantized_live_ = nullptr;
-  std::unique_ptr<RankOffers> trainer_offers_;
-  std::unique_ptr<WeightLayout> trainer_layout_;
+  std::unique_ptr<RankState> rank_;
+  Status measured_;                      // the status of measuring the FP8 blocks
   std::vector<std::string> live_notes_;  // from prepare_live()
-  std::unique_ptr<BlockMirror> mirror_;  // a layout of whole tensors, some of which are in blocks
-  std::unique_ptr<PublisherLeader> leader_;  // null on other ranks
-  std::unique_ptr<PayloadBuffers> buffers_;
-  Digest part_digest_;                  // of this rank's weights at version()
-  std::vector<Digest> tensor_digests_;  // of this rank's tensors at version(), as the layout
-  std::uint64_t step_ = 0;              // the last step that publish() was given
-  std::optional<Status> observed_;      // the result of observe(), until publish()
-  bool needs_full_ = false;
+  std::uint64_t step_ = 0;               // the last step that publish() was given
+  std::optional<Status> observed_;       // the result of observe(), until publish()
   bool all_ranks_know_ = false;  // every rank knows that the last attempt at a version failed
-  bool resumed_ = false;
-  bool shares_blocks_ = false;  // ranks own parts of the same FP8 blocks
-  StageTimes stages_;           // of the last publication
-  double flush_ms_ = 0;         // the flushing part of stages_.send_ms
+  StageTimes stages_;            // of the last publication
+  double flush_ms_ = 0;          // the flushing part of stages_.send_ms
   std::unique_ptr<Doubt> doubt_;
-  std::vector<std::string> notes_;
 };
 
 }  // namespace driftless

@@ -95,6 +95,12 @@ Status check_left(const std::vector<OfferMessage>& ranks,
   return {};
 }
 
+// Does not wait: the announcement exists now or not at all.
+Result<std::string> fetch_announcement(ReceiveRoad* history, const Deadline& deadline) {
+  if (history == nullptr) return error(StatusCode::kNotFound, "no history");
+  return history->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+}
+
 // The digest of a version that is on the road, or of its anchor.
 Result<Digest> digest_of(ReceiveRoad& history, std::uint64_t version, const Deadline& deadline) {
   Result<std::string> text = history.fetch_manifest({version, PublicationKind::kVersion}, deadline);
@@ -250,17 +256,11 @@ Status PublisherLeader::find_unpublished(std::vector<std::string>& notes) {
   return {};
 }
 
-// Does not wait: the announcement exists now or not at all.
-Result<std::string> PublisherLeader::fetch_announcement(const Deadline& deadline) {
-  if (history_ == nullptr) return error(StatusCode::kNotFound, "no history");
-  return history_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
-}
-
 StartMessage PublisherLeader::find_start(const Deadline& deadline) {
   StartMessage start;
   start.run = random_hash128();
   start.digest = run_.digest;
-  const Result<std::string> text = fetch_announcement(deadline);
+  const Result<std::string> text = fetch_announcement(history_, deadline);
   const StatusCode code = text.status().code();
   if (code == StatusCode::kNotFound || code == StatusCode::kDeadlineExceeded) {
     if (options_.resume == ResumeMode::kRequire) {
@@ -374,7 +374,7 @@ Result<bool> PublisherLeader::published(const PublicationId& id, const Hash128& 
 Status PublisherLeader::note_fence(Status status) {
   if (status.code() != StatusCode::kWrongRun) return status;
   const Result<std::string> text =
-      fetch_announcement(Deadline::after(std::chrono::milliseconds(0)));
+      fetch_announcement(history_, Deadline::after(std::chrono::milliseconds(0)));
   const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
                                         : Result<RunInfo>(text.status());
   const std::string carries =

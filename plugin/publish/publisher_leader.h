@@ -77,7 +77,6 @@ class PublisherLeader {
   [[nodiscard]] ReceiverPlanner& planner() { return planner_; }
 
  private:
-  [[nodiscard]] Result<std::string> fetch_announcement(const Deadline& deadline);
   // Returns the road's status; if the road fenced this publisher, names both runs and keeps the
   // status.
   [[nodiscard]] Status note_fence(Status status);

@@ -11,15 +11,6 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint32_t kNotHere = ~std::uint32_t{0};
-constexpr std::size_t kMostNamed = 8;
-
-std::uint16_t unit_16(const std::byte* units, std::uint64_t at) {
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, units + at * sizeof(bits), sizeof(bits));
-  return bits;
-}
-
 std::vector<ChangeStore::Block> blocks_of(const WeightStore& store) {
   std::vector<ChangeStore::Block> blocks;
   for (std::uint32_t i = 0; i < store.owned().size(); ++i) {
@@ -43,31 +34,6 @@ LiveStore::Options without_sweep(LiveStore::Options options) {
   options.sweep_every = 0;
   return options;
 }
-
-// Finds the block that contains an element of a part. Fast if elements ascend, because most lie in
-// the last one's row.
-class BlockFinder {
- public:
-  explicit BlockFinder(const MatrixPart& part) : part_(part) {}
-  [[nodiscard]] std::uint32_t find(std::uint64_t at) {
-    if (at - row_begin_ >= part_.columns) {
-      const std::uint64_t row = at / part_.columns;
-      row_begin_ = row * part_.columns;
-      row_block_ = (part_.row + row) / kQuantizeBlock * part_.blocks_wide();
-    }
-    const std::uint64_t column = at - row_begin_;
-    return static_cast<std::uint32_t>(row_block_ + (part_.column + column) / kQuantizeBlock);
-  }
-
- private:
-  const MatrixPart& part_;
-  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last element's row
-};
-
-struct CodeChange {
-  std::uint64_t at = 0;  // in the box
-  std::uint8_t before = 0, now = 0;
-};
 
 void add_codes(std::uint32_t number, std::span<const CodeChange> changes, ChangeStore& store) {
   for (std::size_t i = 0; i < changes.size();) {
@@ -100,24 +66,6 @@ Status add_diff(const WeightStore& of, std::uint32_t number, const std::byte* be
       [](const DiffPiece&) { return Status(); });
 }
 
-// Adds notes: the first kMostNamed name a tensor, the last one counts the others.
-class NamedTensors {
- public:
-  explicit NamedTensors(std::vector<std::string>& notes) : notes_(notes) {}
-  void add(std::string note) {
-    if (count_++ < kMostNamed) notes_.push_back(std::move(note));
-  }
-  void end() {
-    if (count_ > kMostNamed) {
-      notes_.push_back(concat("and ", count_ - kMostNamed, " further tensors"));
-    }
-  }
-
- private:
-  std::vector<std::string>& notes_;
-  std::size_t count_ = 0;
-};
-
 // The change of each tensor's digest.
 Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const ChangeStore& store,
                                                     unsigned threads) {
@@ -142,63 +90,6 @@ Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const
   return sums;
 }
 
-// Computes all codes of a block whose scale changed. `rows`: the matrix's rows, from the block's
-// first row on.
-void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
-               const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
-               std::vector<CodeChange>& changes) {
-  const BoxOfBlock here = box_of_block(matrix.part, block);
-  const Fp8Coder coder(rule, blocks.largest[block]), coder_now(rule, blocks.largest_now[block]);
-  for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
-    const std::uint64_t first = i * matrix.part.columns + here.column;
-    auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
-    for (std::uint64_t at = first; at < first + here.columns; ++at) {
-      const std::uint16_t now = unit_16(rows, at - here.row * matrix.part.columns);
-      while (change != blocks.changes.end() && change->at < at) ++change;
-      const bool changed = change != blocks.changes.end() && change->at == at;
-      const std::uint8_t old_code = coder.code(changed ? change->before : now);
-      const std::uint8_t code = coder_now.code(now);
-      if (old_code != code) changes.push_back({at, old_code, code});
-    }
-  }
-}
-
-void take_changes(MatrixBlocks& blocks) {
-  std::size_t count = 0;
-  for (const DiffPiece& piece : blocks.pieces) count += piece.delta.count();
-  blocks.changes.reserve(count);
-  for (const DiffPiece& piece : blocks.pieces) {
-    const DeltaView& delta = piece.delta;
-    for (std::uint64_t i = 0; i < delta.count(); ++i) {
-      blocks.changes.push_back({delta.origin + delta.offsets[i], unit_16(piece.old_values, i),
-                                unit_16(delta.values, i)});
-    }
-  }
-}
-
-// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks that
-// must be measured: their largest weight fell, and no other one rose above it.
-std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
-  std::vector<std::uint16_t> now = blocks.local;
-  for (const auto& [block, size] : blocks.local_now) now[block] = size;  // measured before
-  std::vector<bool> changed(now.size()), fell(now.size());
-  BlockFinder finder(part);
-  for (const WeightChange& change : blocks.changes) {
-    const std::uint32_t block = finder.find(change.at);
-    const std::uint16_t local = blocks.local[block], size = counted_size(change.now);
-    changed[block] = true;
-    if (counted_size(change.before) == local && size < local) fell[block] = true;
-    now[block] = std::max(now[block], size);
-  }
-  std::vector<std::uint32_t> unknown;
-  for (std::uint32_t block = 0; block < now.size(); ++block) {
-    if (!changed[block]) continue;
-    blocks.local_now[block] = now[block];
-    if (fell[block] && now[block] <= blocks.local[block]) unknown.push_back(block);
-  }
-  return unknown;
-}
-
 }  // namespace
 
 QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& weights, Parts parts,
@@ -208,30 +99,25 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       weights_(weights),
       options_(options),
       numbers_(std::move(parts.numbers)),
-      trainer_numbers_(std::move(parts.trainer_numbers)),
       live_(*parts.trainer_layout, std::move(parts.local), parts.device,
             without_sweep(options.live)),
+      matrices_(weights, live_, parts.trainer_numbers, options.live.threads),
       kept_(live_.owned().size(), kNotHere),
       live_of_(owned().size(), kNotHere),
       made_(owned().size()),
-      blocks_(weights.matrices().size()),
       from_base_(blocks_of(*this), options.live.capture_bytes),
       sent_(blocks_of(*this), ~std::uint64_t{0}) {
   for (std::size_t from = 0; from < weights_.offered(); ++from) {
     const QuantizedWeights::Place& at = weights_.place(from);
     if (!at.matrix) {
-      kept_[trainer_numbers_[from]] = numbers_[at.kept];
-      live_of_[numbers_[at.kept]] = trainer_numbers_[from];
+      kept_[parts.trainer_numbers[from]] = numbers_[at.kept];
+      live_of_[numbers_[at.kept]] = parts.trainer_numbers[from];
       continue;
     }
     const Matrix& matrix = weights_.matrices()[*at.matrix];
     made_[codes_of(matrix)] = *at.matrix;
     if (matrix.scales) made_[numbers_[*matrix.scales]] = *at.matrix;
   }
-}
-
-const std::byte* QuantizedStore::weights_of(std::size_t matrix) const {
-  return live_.data(trainer_numbers_[weights_.matrices()[matrix].from]);
 }
 
 Status QuantizedStore::open(std::vector<LivePlace> places) {
@@ -241,23 +127,7 @@ Status QuantizedStore::open(std::vector<LivePlace> places) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(trainer_digests_, live_.digests());
   trainer_digests_now_ = trainer_digests_;
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].local,
-                               weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
-    for (const std::uint32_t block : matrix.joint) {
-      weights_.measured(m, block, blocks_[m].local[block]);
-    }
-  }
-  return {};
-}
-
-Status QuantizedStore::quantize(std::size_t number, Quantized& made) const {
-  const Matrix& matrix = weights_.matrices()[number];
-  made.codes.resize(matrix.part.rows * matrix.part.columns);
-  made.scales.resize(matrix.scale_count() * sizeof(float));
-  return weights_.quantize(matrix, weights_of(number), live_.memory_kind(), made.largest,
-                           made.codes.data(), matrix.scales ? made.scales.data() : nullptr);
+  return matrices_.open();
 }
 
 Result<const std::byte*> QuantizedStore::kept_units(std::uint32_t number,
@@ -269,52 +139,20 @@ Result<const std::byte*> QuantizedStore::kept_units(std::uint32_t number,
   return held.data();
 }
 
-Result<std::vector<Digest>> QuantizedStore::digests() const {
-  std::vector<Digest> sums(layout().size());
-  const MemoryKind memory = live_.memory_kind();
-  const auto add = [&](std::uint32_t number, const std::byte* units, MemoryKind kind) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum,
-                               live_.digest(spec(number), owned(number).place(), units, kind));
-    sums[owned(number).tensor()] += sum;
-    return {};
-  };
-  for (std::uint32_t i = 0; i < kept_.size(); ++i) {
-    if (kept_[i] != kNotHere) DRIFTLESS_RETURN_IF_ERROR(add(kept_[i], live_.data(i), memory));
-  }
-  Quantized made;
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const Matrix& matrix = weights_.matrices()[m];
-    if (on_gpu()) {
-      made.largest = matrix.known;
-      DeviceMatrix box{matrix.part, weights_of(m), made.largest, nullptr};
-      DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there({&box, 1}));
-      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), box.codes, memory));
-      made.scales.resize(matrix.scale_count() * sizeof(float));
-      if (matrix.scales) weights_.make_scales(matrix, made.largest, made.scales.data());
-    } else {
-      DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
-      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
-    }
-    if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
-  }
-  return sums;
-}
-
 Status QuantizedStore::compare(WeightSource& base) {
-  Quantized made;
-  std::size_t held = blocks_.size();  // of the matrix in `made`
+  LiveMatrices::Quantized made;
+  std::size_t held = matrices_.size();  // of the matrix in `made`
   const auto compare_one = [&](const OfferedTensor& offered) -> Status {
     const std::uint32_t number = numbers_[offered.tensor];
     const std::optional<std::size_t> of = made_[number];
     if (!of) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, made.codes));
-      held = blocks_.size();
+      held = matrices_.size();
       return add_diff(*this, number, offered.data, units, threads(), from_base_);
     }
     if (std::exchange(held, *of) != *of) {
-      DRIFTLESS_RETURN_IF_ERROR(quantize(*of, made));
-      blocks_[*of].largest = made.largest;
+      DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(*of, made));
+      matrices_.set_largest(*of, made.largest);
     }
     const bool codes = number == codes_of(weights_.matrices()[*of]);
     return add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
@@ -328,55 +166,6 @@ Status QuantizedStore::compare(WeightSource& base) {
   return {};
 }
 
-Status QuantizedStore::measure_joint(std::size_t number) {
-  const Matrix& matrix = weights_.matrices()[number];
-  if (matrix.joint.empty()) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<std::uint16_t> sizes,
-      weights_.sizes_of(matrix, matrix.joint, weights_of(number), live_.memory_kind()));
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    blocks_[number].local_now[matrix.joint[i]] = sizes[i];
-    weights_.measured(number, matrix.joint[i], sizes[i]);
-  }
-  return {};
-}
-
-Status QuantizedStore::measure(bool in_doubt) {
-  std::vector<std::vector<std::uint32_t>> fell(blocks_.size());
-  const auto is_known = [&](std::size_t m) {
-    return !full_ && !live_.sent_whole(trainer_numbers_[weights_.matrices()[m].from]);
-  };
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    if (full_ || sweeps_ || in_doubt || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
-    if (!is_known(m)) return Status();
-    take_changes(blocks_[m]);
-    fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
-    return Status();
-  }));
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    if (is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_changes(m, fell[m]));
-  }
-  return {};
-}
-
-// Measures a block only if its largest weight is smaller now.
-Status QuantizedStore::measure_changes(std::size_t number, std::span<const std::uint32_t> fell) {
-  const Matrix& matrix = weights_.matrices()[number];
-  MatrixBlocks& blocks = blocks_[number];
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<std::uint16_t> sizes,
-      weights_.sizes_of(matrix, fell, weights_of(number), live_.memory_kind()));
-  for (std::size_t i = 0; i < sizes.size(); ++i) blocks.local_now[fell[i]] = sizes[i];
-  for (const std::uint32_t block : matrix.joint) {
-    const auto now = blocks.local_now.find(block);
-    weights_.measured(number, block,
-                      now != blocks.local_now.end() ? now->second : blocks.local[block]);
-  }
-  return {};
-}
-
 Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<std::string>& notes) {
   full_ = version.full;
   for (auto& batch : batches_) batch.clear();
@@ -387,26 +176,20 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
   sent_.clear();
   changes_.clear();
   whole_.clear();
-  for (MatrixBlocks& blocks : blocks_) {
-    blocks.pieces.clear();
-    blocks.changes.clear();
-    blocks.local_now.clear();
-    blocks.local_after.clear();
-    blocks.largest_now.clear();
-  }
+  matrices_.clear();
   if (full_) {
     DRIFTLESS_ASSIGN_OR_RETURN(trainer_digests_now_, live_.digests());
   } else {
     copy_changes(from_base_, sent_);
     FoundChanges found;
     std::map<std::uint32_t, std::size_t> matrix_of;
-    for (std::size_t m = 0; m < blocks_.size(); ++m) {
-      matrix_of[trainer_numbers_[weights_.matrices()[m].from]] = m;
+    for (std::size_t m = 0; m < matrices_.size(); ++m) {
+      matrix_of[matrices_.number(m)] = m;
     }
     const auto take = [&](const DiffPiece& piece) -> Status {
       const std::uint32_t number = piece.delta.tensor;
       if (const auto matrix = matrix_of.find(number); matrix != matrix_of.end()) {
-        if (!live_.sent_whole(number)) blocks_[matrix->second].pieces.push_back(piece);
+        if (!live_.sent_whole(number)) matrices_.add(matrix->second, piece);
       } else if (live_.sent_whole(number)) {
         sent_.mark_whole(kept_[number]);
       } else {
@@ -419,7 +202,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
     DRIFTLESS_RETURN_IF_ERROR(live_.each_change(live_.offer(), ~std::uint64_t{0}, found, take));
     for (const auto& [tensor, change] : found.digests) trainer_digests_now_[tensor] += change;
   }
-  return measure(in_doubt);
+  return matrices_.measure(full_, sweeps_ || in_doubt);
 }
 
 void QuantizedStore::mark_whole(std::uint32_t tensor) {
@@ -437,9 +220,9 @@ bool QuantizedStore::is_whole(std::size_t matrix) const {
 // many scales changed.
 void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
   ScaleJumps jumps(options_.whole_above);
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    const MatrixBlocks& blocks = blocks_[m];
+    const MatrixBlocks& blocks = matrices_.blocks(m);
     std::uint64_t anew = 0;
     for (std::uint32_t block = 0; block < blocks.largest.size(); ++block) {
       const bool same =
@@ -447,7 +230,7 @@ void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
       anew += same ? 0 : 1;
     }
     const std::uint32_t tensor = owned(codes_of(matrix)).tensor();
-    const bool unknown = live_.sent_whole(trainer_numbers_[matrix.from]);
+    const bool unknown = live_.sent_whole(matrices_.number(m));
     const bool jumped = jumps.is_jump(anew, blocks.local.size());
     if (!unknown && !jumped) continue;
     if (!unknown) jumps.add(tensor, anew, blocks.local.size());
@@ -462,15 +245,9 @@ void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
 Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::string>& notes) {
   Stopwatch watch;
   coded_anew_ = false;
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const Matrix& matrix = weights_.matrices()[m];
-    MatrixBlocks& blocks = blocks_[m];
-    blocks.largest_now = blocks.largest;
-    for (const auto& [block, size] : blocks.local_now) blocks.largest_now[block] = size;
-    for (const std::uint32_t block : matrix.joint) blocks.largest_now[block] = matrix.known[block];
-  }
+  matrices_.settle();
   if (full_) {
-    for (std::size_t m = 0; m < blocks_.size(); ++m) DRIFTLESS_RETURN_IF_ERROR(scan(m));
+    for (std::size_t m = 0; m < matrices_.size(); ++m) DRIFTLESS_RETURN_IF_ERROR(matrices_.scan(m));
     return {};
   }
   choose_whole(notes);
@@ -487,87 +264,29 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   return {};
 }
 
-std::set<std::uint32_t> QuantizedStore::blocks_anew(std::size_t number) const {
-  const MatrixBlocks& blocks = blocks_[number];
-  std::set<std::uint32_t> anew;
-  const auto look = [&](std::uint32_t block) {
-    if (!same_fp8_rule(weights_.rule(), blocks.largest[block], blocks.largest_now[block])) {
-      anew.insert(block);
-    }
-  };
-  for (const auto& [block, size] : blocks.local_now) look(block);
-  for (const std::uint32_t block : weights_.matrices()[number].joint) look(block);
-  return anew;
-}
-
-// Copies whole rows of weights: one copy from the GPU for each row of blocks that `blocks` touch.
-// Empty for host memory.
-Result<QuantizedStore::Rows> QuantizedStore::rows_of(std::size_t number,
-                                                     const std::set<std::uint32_t>& blocks) const {
-  Rows rows;
-  if (!on_gpu()) return rows;
-  const MatrixPart& part = weights_.matrices()[number].part;
-  const std::uint64_t row_bytes = part.columns * sizeof(std::uint16_t);
-  for (const std::uint32_t block : blocks) {
-    const BoxOfBlock here = box_of_block(part, block);
-    std::vector<std::byte>& held = rows[here.row];
-    if (!held.empty()) continue;
-    held.resize(here.rows * row_bytes);
-    DRIFTLESS_RETURN_IF_ERROR(
-        live_.memory()->fetch(held, weights_of(number) + here.row * row_bytes));
-  }
-  return rows;
-}
-
 // Computes the changes of codes and scales for all matrices that are not sent whole.
 Status QuantizedStore::translate() {
-  std::vector<std::set<std::uint32_t>> anew(blocks_.size());
-  std::vector<Rows> rows(blocks_.size());
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+  std::vector<std::set<std::uint32_t>> anew(matrices_.size());
+  std::vector<LiveMatrices::Rows> rows(matrices_.size());
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
     if (is_whole(m)) continue;
-    anew[m] = blocks_anew(m);
+    anew[m] = matrices_.blocks_anew(m);
     coded_anew_ = coded_anew_ || !anew[m].empty();
-    DRIFTLESS_ASSIGN_OR_RETURN(rows[m], rows_of(m, anew[m]));
+    DRIFTLESS_ASSIGN_OR_RETURN(rows[m], matrices_.rows_of(m, anew[m]));
   }
-  return parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
-    if (!is_whole(m)) translate(m, anew[m], rows[m]);
+  return parallel_for(matrices_.size(), threads(), [&](std::size_t m, unsigned) {
+    if (is_whole(m)) return Status();
+    const Matrix& matrix = weights_.matrices()[m];
+    add_codes(codes_of(matrix), matrices_.code_changes(m, anew[m], rows[m]), sent_);
+    if (matrix.scales && !anew[m].empty()) add_scales(m);
     return Status();
   });
-}
-
-void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>& anew,
-                               const Rows& rows) {
-  const Matrix& matrix = weights_.matrices()[number];
-  const MatrixBlocks& blocks = blocks_[number];
-  const QuantizeRule rule = weights_.rule();
-  std::vector<CodeChange> changes;
-  std::vector<bool> is_anew(blocks.largest.size());
-  for (const std::uint32_t block : anew) is_anew[block] = true;
-  std::vector<Fp8Coder> coders;  // by block; the same before and after, unless coded anew
-  for (const std::uint16_t largest : blocks.largest_now) coders.emplace_back(rule, largest);
-  BlockFinder finder(matrix.part);
-  for (const auto& [at, before, now] : blocks.changes) {
-    const std::uint32_t block = finder.find(at);
-    if (is_anew[block]) continue;
-    const std::uint8_t old_code = coders[block].code(before), code = coders[block].code(now);
-    if (old_code != code) changes.push_back({at, old_code, code});
-  }
-  for (const std::uint32_t block : anew) {
-    const std::uint64_t row = box_of_block(matrix.part, block).row;
-    const std::byte* const first =
-        on_gpu() ? rows.at(row).data()
-                 : weights_of(number) + row * matrix.part.columns * sizeof(std::uint16_t);
-    code_anew(rule, matrix, blocks, first, block, changes);
-  }
-  if (!anew.empty()) std::ranges::sort(changes, {}, &CodeChange::at);
-  add_codes(codes_of(matrix), changes, sent_);
-  if (matrix.scales && !anew.empty()) add_scales(number);
 }
 
 void QuantizedStore::add_scales(std::size_t number) {
   constexpr std::uint64_t kPiece = ChangeStore::kPieceBytes / sizeof(float);
   const Matrix& matrix = weights_.matrices()[number];
-  const MatrixBlocks& blocks = blocks_[number];
+  const MatrixBlocks& blocks = matrices_.blocks(number);
   std::map<std::uint64_t, PieceChanges> found;
   for (std::uint64_t at = 0; at < matrix.scale_count(); ++at) {
     const std::uint64_t block =
@@ -590,109 +309,6 @@ void QuantizedStore::add_scales(std::size_t number) {
   }
 }
 
-// Quantizes all weights: codes and scales must equal the last version's plus the changes. So must
-// the weights themselves: some changes of weights change no code.
-Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::string>& notes) {
-  // The weights first: if they are written in between, the codes differ.
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> read_now, live_.digests());
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
-  std::set<std::uint32_t> differing;
-  for (const OwnedTensor& each : owned()) {
-    const std::uint32_t tensor = each.tensor();
-    const auto change = changes_.find(tensor);
-    const Digest expected =
-        tracked[tensor] + (change != changes_.end() ? change->second : Digest());
-    if (!whole_.contains(tensor) && now[tensor] != expected) differing.insert(tensor);
-  }
-  if (!differing.empty() && live_.in_background()) {
-    live_.doubt(true);
-    return error(StatusCode::kMismatch, "tensor '", layout()[*differing.begin()].name,
-                 "' differs from the captured changes: it was written without capture(); "
-                 "the next publish() sends its values at that time");
-  }
-  NamedTensors named(notes);
-  for (const std::uint32_t tensor : differing) {
-    mark_whole(tensor);
-    named.add(concat("tensor '", layout()[tensor].name, "' of publisher rank ", options_.live.rank,
-                     " was written without capture(): it is sent whole"));
-  }
-  named.end();
-  sent_.release_whole();
-  return adopt(std::move(read_now), notes);
-}
-
-Status QuantizedStore::adopt(std::vector<Digest> now, std::vector<std::string>& notes) {
-  NamedTensors named(notes);
-  std::set<std::uint32_t> seen;  // tensors of the trainer
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const std::uint32_t tensor =
-        live_.owned(trainer_numbers_[weights_.matrices()[m].from]).tensor();
-    if (now[tensor] == trainer_digests_now_[tensor]) continue;
-    DRIFTLESS_RETURN_IF_ERROR(scan(m));
-    if (is_whole(m) || !seen.insert(tensor).second) continue;
-    named.add(concat("tensor '", live_.spec(trainer_numbers_[weights_.matrices()[m].from]).name,
-                     "' of publisher rank ", options_.live.rank,
-                     " was written without capture(); its codes and scales are as they were"));
-  }
-  named.end();
-  trainer_digests_now_ = std::move(now);
-  return {};
-}
-
-// Measures every block of a matrix whose changes are not known.
-Status QuantizedStore::scan(std::size_t number) {
-  const Matrix& matrix = weights_.matrices()[number];
-  MatrixBlocks& blocks = blocks_[number];
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      blocks.local_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
-  blocks.largest_now = blocks.local_after;
-  for (const std::uint32_t block : matrix.joint) {
-    blocks.largest_now[block] = std::max(matrix.known[block], blocks.local_after[block]);
-  }
-  return {};
-}
-
-// Computes the digests of tensors that are sent whole; drops those that receivers already have.
-Status QuantizedStore::sum_whole(std::span<const Digest> tracked) {
-  if (whole_.empty()) return {};
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const Matrix& matrix = weights_.matrices()[m];
-    const bool scales = matrix.scales && whole_.contains(owned(numbers_[*matrix.scales]).tensor());
-    if (!is_whole(m) && !scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(scan(m));
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
-  for (const std::uint32_t tensor : whole_) {
-    const Digest change = now[tensor] - tracked[tensor];
-    if (change == Digest()) {
-      changes_.erase(tensor);
-    } else {
-      changes_[tensor] = change;
-    }
-  }
-  for (std::uint32_t i = 0; i < owned().size(); ++i) {
-    const std::uint32_t tensor = owned(i).tensor();
-    if (whole_.contains(tensor) && !changes_.contains(tensor)) sent_.drop(i);
-  }
-  live_.costs().resent_tensors = std::max<std::uint64_t>(live_.costs().resent_tensors, 1);
-  coded_anew_ = true;
-  return {};
-}
-
-Status QuantizedStore::prove_read(const LiveStore::Version& version) {
-  LiveStore::Version read = version;
-  read.reads_weights = read.reads_weights || coded_anew_;
-  read.unswept = !full_ && !sweeps_;
-  std::vector<TensorDigest> after;
-  for (const OwnedTensor& each : live_.owned()) {
-    const std::uint32_t tensor = each.tensor();
-    if (after.empty() || after.back().tensor != tensor) {
-      after.push_back({tensor, trainer_digests_now_[tensor]});
-    }
-  }
-  return live_.prove_read(read, trainer_digests_, after);
-}
-
 Status QuantizedStore::each_batch(const std::function<Status(std::span<const PairedTensor>)>& use) {
   std::vector<PairedTensor> batch;
   std::uint64_t bytes = 0;
@@ -706,20 +322,20 @@ Status QuantizedStore::each_batch(const std::function<Status(std::span<const Pai
   };
   for (const std::uint32_t number : kept_) {
     if (number == kNotHere) continue;
-    Quantized& held = batches_[0].emplace_back();
+    LiveMatrices::Quantized& held = batches_[0].emplace_back();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, held.codes));
     place(number, const_cast<std::byte*>(units));  // only read
     batch.push_back({number, units});
     bytes += held.codes.size();
   }
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
     const std::uint64_t size =
         matrix.part.rows * matrix.part.columns + matrix.scale_count() * sizeof(float);
     if (bytes + size > QuantizingSource::kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
     bytes += size;
-    Quantized& made = batches_[turn % 2].emplace_back();
-    DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
+    LiveMatrices::Quantized& made = batches_[turn % 2].emplace_back();
+    DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(m, made));
     place(codes_of(matrix), made.codes.data());
     batch.push_back({codes_of(matrix), made.codes.data()});
     if (!matrix.scales) continue;
@@ -733,12 +349,12 @@ Status QuantizedStore::each_unit(std::uint32_t number, const UseChange& use) con
   const unsigned width = unit_bytes(spec(number).dtype);
   const std::uint64_t units = owned(number).place().units;
   const std::span<const std::uint32_t> offsets = all_offsets();
-  Quantized made;
+  LiveMatrices::Quantized made;
   const std::byte* values = nullptr;
   if (!made_[number]) {
     DRIFTLESS_ASSIGN_OR_RETURN(values, kept_units(number, made.codes));
   } else {
-    DRIFTLESS_RETURN_IF_ERROR(quantize(*made_[number], made));
+    DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(*made_[number], made));
     const bool codes = number == codes_of(weights_.matrices()[*made_[number]]);
     values = codes ? made.codes.data() : made.scales.data();
   }
@@ -790,17 +406,7 @@ void QuantizedStore::commit() {
   from_base_.clear();
   sent_.clear();
   changes_.clear();
-  for (MatrixBlocks& blocks : blocks_) {
-    if (!blocks.local_after.empty()) {
-      blocks.local = std::exchange(blocks.local_after, {});
-    } else {
-      for (const auto& [block, size] : blocks.local_now) blocks.local[block] = size;
-    }
-    blocks.local_now.clear();
-    blocks.pieces.clear();
-    blocks.changes.clear();
-    if (!blocks.largest_now.empty()) blocks.largest = std::exchange(blocks.largest_now, {});
-  }
+  matrices_.commit();
 }
 
 }  // namespace driftless

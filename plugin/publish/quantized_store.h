@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // QuantizedStore: the codes and scales of a publisher rank that keeps no snapshot, neither of its
 // bfloat16 weights nor of codes and scales. A LiveStore captures the changes of the weights; a
-// version carries the changes of codes and scales that follow from them:
-//
-//   the largest magnitude of each block at the last version is kept, and gives its scale
-//   a changed weight's old code follows from its old value; its block is measured again only if
-//   the weight was the largest and is smaller now
-//   a block whose scale changed is coded anew as a whole
+// version carries the changes of codes and scales that follow from them (LiveMatrices).
 //
 // Weights on a GPU are measured and quantized there; the codes and scales that a version carries
 // lie in host memory.
@@ -18,27 +13,9 @@
 #include <array>
 #include <deque>
 
-#include "plugin/publish/live_store.h"
-#include "plugin/publish/quantized_weights.h"
+#include "plugin/publish/live_matrices.h"
 
 namespace driftless {
-
-struct WeightChange {
-  std::uint64_t at = 0;  // in the box
-  std::uint16_t before = 0, now = 0;
-};
-
-// The blocks of a matrix, and its changes.
-struct MatrixBlocks {
-  std::vector<std::uint16_t> local;    // the maximum of each block here, at the last version
-  std::vector<std::uint16_t> largest;  // the largest of all boxes: it decides the scale
-  std::vector<DiffPiece> pieces;       // the changes since then, in LiveStore's memory
-  std::vector<WeightChange> changes;   // the same changes, ascending; set by measure()
-  std::map<std::uint32_t, std::uint16_t> local_now;  // of changed and of shared blocks
-  std::vector<std::uint16_t> largest_now;            // set by settle()
-  // The next `local`, set by scan(). Empty: the next one is `local` with the maxima of local_now.
-  std::vector<std::uint16_t> local_after;
-};
 
 // One thread at a time.
 class QuantizedStore final : public WeightStore {
@@ -90,38 +67,19 @@ class QuantizedStore final : public WeightStore {
   void commit() override;
 
  private:
+  static constexpr std::uint32_t kNotHere = ~std::uint32_t{0};
   using Matrix = QuantizedWeights::Matrix;
-  // Codes and scales of a matrix.
-  struct Quantized {
-    std::vector<std::byte> codes, scales;
-    std::vector<std::uint16_t> largest;
-  };
-
-  // Rows of weights, by the first one of them; in host memory.
-  using Rows = std::map<std::uint64_t, std::vector<std::byte>>;
-
-  [[nodiscard]] const std::byte* weights_of(std::size_t matrix) const;
   [[nodiscard]] bool on_gpu() const { return live_.memory_kind() == MemoryKind::kDevice; }
   [[nodiscard]] std::uint32_t codes_of(const Matrix& matrix) const {
     return numbers_[matrix.codes];
   }
-  [[nodiscard]] Status quantize(std::size_t matrix, Quantized& made) const;
   // The units of a tensor that is not quantized, in host memory: where they lie, or in `held`.
   [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const;
-  [[nodiscard]] Status measure_joint(std::size_t matrix);
-  // Measures shared blocks, and the changed blocks of matrices whose changes are known.
-  [[nodiscard]] Status measure(bool in_doubt);
-  [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
-  [[nodiscard]] std::set<std::uint32_t> blocks_anew(std::size_t matrix) const;
-  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix,
-                                     const std::set<std::uint32_t>& blocks) const;
   [[nodiscard]] Status translate();
-  void translate(std::size_t matrix, const std::set<std::uint32_t>& anew, const Rows& rows);
   void add_scales(std::size_t matrix);
-  [[nodiscard]] Status scan(std::size_t matrix);
   [[nodiscard]] Status sum_whole(std::span<const Digest> tracked);
   [[nodiscard]] Status sweep(std::span<const Digest> tracked, std::vector<std::string>& notes);
   // Finds weights that were written without capture() and whose codes and scales did not change.
@@ -133,13 +91,11 @@ class QuantizedStore final : public WeightStore {
   QuantizedWeights& weights_;
   Options options_;
   std::vector<std::uint32_t> numbers_;  // the number here of each of weights_.tensors()
-  std::vector<std::uint32_t>
-      trainer_numbers_;  // the number in live_ of each of the trainer's tensors
   LiveStore live_;
+  LiveMatrices matrices_;
   std::vector<std::uint32_t> kept_;               // number in live_ -> number here, or kNotHere
   std::vector<std::uint32_t> live_of_;            // number here -> number in live_
   std::vector<std::optional<std::size_t>> made_;  // number here -> its matrix
-  std::vector<MatrixBlocks> blocks_;              // by matrix
   ChangeStore from_base_, sent_;
   std::map<std::uint32_t, Digest> changes_;  // by tensor, summed from sent_
   std::vector<Digest> trainer_digests_,
@@ -147,7 +103,7 @@ class QuantizedStore final : public WeightStore {
   std::set<std::uint32_t> whole_;  // tensors of the layout
   bool full_ = false, sweeps_ = false, coded_anew_ = false;
   std::uint64_t since_sweep_ = 0;  // versions
-  std::array<std::deque<Quantized>, 2> batches_;
+  std::array<std::deque<LiveMatrices::Quantized>, 2> batches_;
 };
 
 }  // namespace driftless
