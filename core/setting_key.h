@@ -91,8 +91,8 @@ struct Duration {
   static constexpr std::string_view kExpected = "a duration: 500ms, 30s, 2min";
   static Result<std::chrono::milliseconds> parse(std::string_view value) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::chrono::milliseconds wait, parse_duration(value));
-    if (wait.count() == 0) return parse_duration("");  // refused with the same message
-    return wait;
+    if (wait.count() > 0) return wait;
+    return error(StatusCode::kInvalidArgument, "expected a duration above 0, found ", shown(value));
   }
   static std::string text(std::chrono::milliseconds value) { return duration_text(value); }
 };
