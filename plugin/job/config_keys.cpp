@@ -214,14 +214,18 @@ constexpr std::array kKeys = {
     Job::auto_key<Count<>, DRIFTLESS_FIELD(anchor_every_auto),
                   DRIFTLESS_FIELD(publisher.anchor_every)>(
         "anchors.every", kNumberOrAuto,
-        "Publish an anchor beside every version whose number is a multiple of this. 0: not by number, "
-        "or 2 * keep_versions with mode: full, if versions are removed and anchors.by_size is false. "
+        "Publish an anchor beside every version whose number is a multiple of this. 0: not by "
+        "number, "
+        "or 2 * keep_versions with mode: full, if versions are removed and anchors.by_size is "
+        "false. "
         "auto: 10 with road.layout: trl, else 0"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(anchor_by_size_auto),
                   DRIFTLESS_FIELD(publisher.anchor_by_size)>(
         "anchors.by_size", "true, false or auto",
-        "Publish another anchor once the versions since the last one are larger than it. auto: true "
-        "with mode: delta on shared_fs, object_store and peer with a fallback, unless keep_versions "
+        "Publish another anchor once the versions since the last one are larger than it. auto: "
+        "true "
+        "with mode: delta on shared_fs, object_store and peer with a fallback, unless "
+        "keep_versions "
         "is 0 or anchors.every is set"),
     Job::key<Switch, DRIFTLESS_FIELD(publisher.cut_for_receivers)>(
         "cut_for_receivers",
@@ -231,7 +235,8 @@ constexpr std::array kKeys = {
     Job::auto_key<Count<>, DRIFTLESS_FIELD(keep_auto), DRIFTLESS_FIELD(publisher.keep_versions)>(
         "keep_versions", kNumberOrAuto,
         "Newest versions to keep beside those that a rollout needs; those after the newest anchor "
-        "are always kept. 0: all. auto: 16 on shared_fs, object_store and peer with a fallback (2 with "
+        "are always kept. 0: all. auto: 16 on shared_fs, object_store and peer with a fallback (2 "
+        "with "
         "mode: full), 0 on other roads, which are bounded"),
     Job::key<OneOf<kResumes>, DRIFTLESS_FIELD(publisher.resume)>(
         "resume", "auto, never or require",
