@@ -173,7 +173,7 @@ class Publishing:
         """[collective] Raises on the leader unless every rank came here."""
         group, words = self._gather_departures(b"")
         left = [rank for rank, each in enumerate(words) if each]
-        # MPI's leader may be another rank than torch's first; all are still here
+        # every rank gets the list: MPI's leader may be another rank than torch's first
         if self._job.launched:
             left = [*group.broadcast(bytes(rank % 256 for rank in left[:8]), self._wait_s)]
         if left:

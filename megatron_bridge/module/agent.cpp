@@ -79,9 +79,9 @@ void bind_agent(py::module_& module) {
       "Does in this process what the command `driftless agent` does: fetches each version once "
       "from "
       "the road of `job` (role rollout), and brings the configuration's engines to it. `base`: the "
-      "checkpoint to copy if agent.checkpoint is missing. `once`: the agent ends when all engines "
-      "hold the road's newest version. on_record(dict) gets the record of every hand-over and "
-      "update; on_failure(text) gets every failure that is retried.")
+      "checkpoint to copy if agent.checkpoint_dir is missing. `once`: the agent ends when all "
+      "engines hold the road's newest version. on_record(dict) gets the record of every hand-over "
+      "and update; on_failure(text) gets every failure that is retried.")
       .def(py::init([](const std::shared_ptr<Job>& job, const std::string& base, bool once,
                        const py::object& on_record, const py::object& on_failure) {
              auto made = std::make_shared<HeldAgent>(job, base, once, on_record, on_failure);

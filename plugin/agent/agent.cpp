@@ -108,9 +108,9 @@ Status Agent::open() {
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   if (!files && engines_.empty() && !config_.engines.empty() && config_.agent.workers == 0) {
     return error(StatusCode::kInvalidArgument,
-                 "engines has none with a kind, so this agent has none to drive: give a kind (vllm "
-                 "or sglang) to those of its host, or set agent.workers to the number of workers "
-                 "that follow it without an engine, or agent.hand_over: checkpoint");
+                 "no entry of engines has a kind, so this agent has no engine to drive: give a "
+                 "kind (vllm or sglang) to those of its host, or set agent.workers to the number "
+                 "of workers that follow it without an engine, or agent.hand_over: checkpoint");
   }
   if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
   DRIFTLESS_ASSIGN_OR_RETURN(
@@ -260,8 +260,8 @@ bool Agent::nobody_there() const {
 }
 
 // The version that all engines and workers of this host hold, which is reported to the publisher.
-// An engine that fails counts with the version that it confirmed last; nothing if one never
-// confirmed any.
+// An engine whose update failed counts with its version before. Nothing if the version of an engine
+// or a worker is not known.
 std::optional<std::uint64_t> Agent::confirmed() const {
   std::uint64_t least = delivery_->version();
   const std::vector<HostReceiver> workers = delivery_->workers();
@@ -379,7 +379,7 @@ AgentEnd Agent::end(bool confirm) {
   return made;
 }
 
-// For the last message: names the workers and engines that do not have version `last`.
+// For messages: names the workers and engines that do not have version `last`.
 std::string Agent::lagging_names(std::uint64_t last) const {
   std::string text = last > 0 ? "" : ": nothing was handed over";
   for (const HostReceiver& worker : delivery_->workers()) {

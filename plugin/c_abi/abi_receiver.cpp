@@ -87,7 +87,7 @@ Status AbiReceiver::check_started() const {
   if (phase_ == Phase::kStarted) return {};
   if (phase_ == Phase::kBroken) {
     return error(StatusCode::kInvalidArgument,
-                 "it can only be closed, since starting failed: ", broken_.to_string());
+                 "the receiver can only be closed, since starting failed: ", broken_.to_string());
   }
   return error(StatusCode::kInvalidArgument, "the receiver is not started");
 }

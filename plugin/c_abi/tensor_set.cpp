@@ -58,7 +58,7 @@ Status check_data(const driftless_tensor& tensor, const TensorSpec& spec) {
   }
   const unsigned unit = unit_bytes(spec.dtype);
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % unit == 0) return {};
-  return error(StatusCode::kInvalidArgument, "data is not at a multiple of its ", unit, " bytes");
+  return error(StatusCode::kInvalidArgument, "data is not aligned to elements of ", unit, " bytes");
 }
 
 // --- where the elements of a tensor lie: checks its strides

@@ -175,9 +175,9 @@ Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const 
   if (now + *change == *journal.after().digest) return {};
   return error(StatusCode::kMismatch, path_, ": its files have digest ", to_hex(now),
                " and are neither version ", journal.before().version, " nor version ",
-               journal.after().version, " nor between them, as ", journal_path,
-               ", the journal of an interrupted apply, expects: they were restored, replaced or "
-               "damaged since. Nothing was written; ",
+               journal.after().version, " nor between them. ", journal_path,
+               ", the journal of an interrupted apply, expects one of these: the files were "
+               "restored, replaced or damaged since. Nothing was written; ",
                kResync);
 }
 
@@ -335,7 +335,7 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
   // After a full version the earlier weights do not matter.
   const Digest reached =
       last.full() ? staged.new_digest : first.manifest->base_digest + staged.digest_change;
-  // All units of a tensor that was sent whole are counted.
+  // The manifest may count more: all units of a tensor that was sent whole, changed or not.
   const bool counted =
       last.full() || chain.size() > 1 || staged.changed_units <= manifest.changed_units;
   if (reached != manifest.digest || !counted) {

@@ -18,7 +18,7 @@
 namespace driftless {
 
 enum class VerifyMode : unsigned char {
-  kTouched,  // the checksum of every tensor that a version changes
+  kTouched,  // the checksums of changed tensors and the digest, as far as a version has them
   kFull,     // also the digest of all weights, read from the files before and after
 };
 
@@ -78,11 +78,11 @@ class CheckpointPatcher {
 
   // The two halves of apply(), for callers that do something in between. `chain` is one version, or
   // deltas of which each builds on the one before (check_chain()). A chain goes through one
-  // journal: no reader finds the checkpoint between its versions. stage() proves everything and
-  // leaves a complete journal that is not yet decided; it only reads the weights. Destroying the
-  // result removes the journal. At most one result exists at a time. commit() refuses (kMismatch,
-  // nothing written) if since stage() a file was replaced, or another process wrote into a place
-  // that the version changes.
+  // journal: no reader finds the checkpoint between its versions. stage() recovers first; then it
+  // only reads the weights, proves everything, and leaves a complete journal that is not yet
+  // decided. Destroying the result removes the journal. At most one result exists at a time.
+  // commit() refuses (kMismatch, nothing written) if a file was replaced after stage(), or another
+  // process wrote into a place that the version changes.
   [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
                                           BaseTrust trust = BaseTrust::kProven);
   [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);

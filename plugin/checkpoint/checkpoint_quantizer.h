@@ -32,8 +32,8 @@ struct QuantizeReport {
 [[nodiscard]] bool quantized_by_default(const std::string& name);
 
 // Quantizes the weights, writes config.json with the quantization_config, and copies the other
-// files. `out` appears whole or not at all. Memory: a few rows of blocks, whatever the checkpoint's
-// size.
+// files. `out` appears whole or not at all. Memory: codes of 64 MiB of weights (or of a larger row
+// of blocks), and the scales of one tensor.
 [[nodiscard]] Result<QuantizeReport> quantize_checkpoint(FileSystem& fs,
                                                          const QuantizeOptions& options);
 

@@ -15,9 +15,9 @@ struct DeltaOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::optional<std::uint64_t> version;       // default: one past the newest in `directory`
   std::optional<std::uint64_t> base_version;  // default: version - 1
-  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // size of a flush file before compression
+  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // of a flush file or frame, uncompressed
   unsigned threads = 1;
-  Progress progress;  // may be empty; counts bytes of the weights, for hf_delta twice
+  Progress progress;  // may be empty; counts the bytes of the weights that were compared
 };
 
 struct DeltaReport {

@@ -47,8 +47,8 @@ struct CheckpointState {
 // Replaces the state file; durable once it returns ok.
 [[nodiscard]] Status save_state(FileSystem& fs, const std::string& checkpoint,
                                 const CheckpointState& state);
-// Restricts `checkpoint` to the tensors that the run publishes, as the state names them; the other
-// stored tensors become others().
+// Restricts `checkpoint` to the tensors that the run publishes. The state names the other stored
+// tensors, which become others().
 [[nodiscard]] Status leave_others(const CheckpointState& state, Checkpoint& checkpoint);
 // kBusy if an interrupted apply left a journal: then the weights may be between two versions.
 [[nodiscard]] Status check_no_journal(FileSystem& fs, const std::string& checkpoint);

@@ -40,7 +40,7 @@ std::string text_of(const Json& object, const char* key) {
   return found.is_string() ? found.get<std::string>() : std::string();
 }
 
-// The name of a format, which tools write in either case.
+// The name of a format in lower case: some tools write it in upper case.
 std::string format_of(const Json& object, const char* key) {
   std::string name = text_of(object, key);
   std::ranges::transform(name, name.begin(), [](char c) {

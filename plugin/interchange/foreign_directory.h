@@ -12,7 +12,7 @@
 // that a delta changes, after the change, and that the versions follow each other. It waits for an
 // incomplete version; a damaged one is final once its files have not changed for 10 s.
 // If the directory was begun anew (a version that was followed has been replaced by another of the
-// same number), every call ends with kWrongRun. The run's id depends on its base alone. So a
+// same number), calls for versions end with kWrongRun. The run's id depends on its base alone. So a
 // receiver that already holds a version must prove it: its digest must be that of the base plus the
 // versions up to that one.
 //

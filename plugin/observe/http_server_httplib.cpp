@@ -102,8 +102,8 @@ class Listener final : public httplib::Server {
           return reply(std::move(request), socket);
         }) {
     new_task_queue = [] { return new InPlace; };
-    // With SO_REUSEPORT two processes would share the connections to one port; so the second
-    // process is refused. A port that a killed process left can be bound again at once.
+    // The library's SO_REUSEPORT would let two processes share a port; without it the second one is
+    // refused. With SO_REUSEADDR a port that a killed process left can be bound again at once.
     set_socket_options([](socket_t socket) {
       const int on = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));

@@ -23,7 +23,7 @@ struct Readiness {
   bool ready = false;
   Hash128 run;
   std::uint64_t version = 0;  // the newest version of the run known to the process
-  std::uint64_t lag = 0;      // of the engine that is furthest behind
+  std::uint64_t lag = 0;      // of the engine that is furthest behind, or of the agent
   std::string reason;         // why the process is not ready
 };
 

@@ -6,7 +6,7 @@
 namespace driftless {
 namespace {
 
-// Passes every piece through the chunks separately, because the blocks of a tensor interleave.
+// Keeps a position in each piece: blocks interleave, so a chunk may have bytes of several pieces.
 class DensePatcher final : public TensorPatcher {
  public:
   DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)

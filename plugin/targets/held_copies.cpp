@@ -118,7 +118,7 @@ Result<std::vector<HeldCopy>> read_copies(const MappedWeights& weights, std::uin
   const std::uint64_t units = weights.layout[tensor].units();
   if (first > units || count > units - first) {
     return error(StatusCode::kInvalidArgument, "tensor '", weights.layout[tensor].name,
-                 "': cannot read from element ", first, " on ", count, " elements of ", units);
+                 "': cannot read ", count, " elements from element ", first, " on: it has ", units);
   }
   std::vector<HeldCopy> copies;
   for (const WeightMap* const map : weights.maps_of(tensor, false)) {

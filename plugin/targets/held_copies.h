@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares what a mapped target holds of one tensor with a checkpoint, unit by unit: digests of its
-// blocks, which add up over ranks, and the values of a few units.
+// Reads what a mapped target holds of one tensor, so that it can be compared with a checkpoint unit
+// by unit: digests of its blocks, which add up over ranks, and the values of a few units.
 #pragma once
 
 #include "plugin/targets/mapped_weights.h"

@@ -345,9 +345,9 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. It proves them by the digest alone. With
-  // several versions it then notices a foreign write only if the expected digest is known
-  // beforehand.
+  // Whether the memory uses the versions where they lie. Then only the digest proves them, and if
+  // there are several, a write by other code shows only in a digest that is known beforehand: so
+  // several versions need such a digest.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;
@@ -537,8 +537,8 @@ Status MappedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
   const auto weights = held_->weights();
   const std::span<const std::byte> bytes = Held::contiguous(weights.get(), tensor);
   if (byte_offset > bytes.size() || out.size() > bytes.size() - byte_offset) {
-    return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
-                 " on, ", out.size(), " bytes were requested, of ", bytes.size(), " here");
+    return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": from byte ", byte_offset,
+                 " on, ", out.size(), " bytes were requested; ", bytes.size(), " are here");
   }
   return out.empty() ? Status() : weights->memory->fetch(out, bytes.data() + byte_offset);
 }

@@ -106,7 +106,7 @@ Status MappedWeights::fill(MappedParts parts) {
   for (const std::uint32_t tensor : parts.external) {
     if (tensor >= layout.size() || !writer) {
       return error(StatusCode::kInvalidArgument, "external tensor number ", tensor,
-                   writer ? ", expected one below " : " without a writer, of ", layout.size());
+                   writer ? ", expected one below " : " has no writer; tensors: ", layout.size());
     }
     tensors[tensor].external = true;
   }

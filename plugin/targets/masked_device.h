@@ -13,8 +13,8 @@
 
 namespace driftless {
 
-// One thread at a time. `stream` is a cudaStream_t of the device (null: the default one); calls
-// that take one queue their work there and return. The calling thread keeps its current device.
+// One thread at a time. `stream` is a cudaStream_t of the device (null: the default one). A call
+// with a `stream` queues its work there and returns. The calling thread keeps its current device.
 class MaskedDevice {
  public:
   struct Tensor {

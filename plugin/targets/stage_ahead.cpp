@@ -61,7 +61,7 @@ void StageAhead::work() {
   }
 }
 
-// Leaves out a block that does not decode.
+// Leaves out a part in which a block does not decode.
 void StageAhead::decode(const MappedFile& part) {
   try {
     const Status decoded = decode_ahead(weights_, part, decoded_);

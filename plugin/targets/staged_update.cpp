@@ -47,7 +47,7 @@ class StagedUpdate final : public StagedChange {
 
   StagedUpdate(const StagedUpdate&) = delete;
   StagedUpdate& operator=(const StagedUpdate&) = delete;
-  // Drops what the writer holds, unless it was taken back.
+  // Drops what the writer has staged, or keeps for undo().
   ~StagedUpdate() override {
     if (external_) weights_->writer->drop();
   }
@@ -72,7 +72,7 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     weights_->state.valid = false;  // until everything is written or restored
     if (const Status status = write_all(); !status.ok()) {
-      // If a mismatch is older than this commit, the weights hold no version: read all of them.
+      // A mismatch may be older than this commit; then no version is held: read all weights.
       const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
       const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;

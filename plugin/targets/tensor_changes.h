@@ -67,8 +67,8 @@ class TensorChanges {
   std::vector<std::uint32_t> external_;
 };
 
-// Adds the blocks of a part if it is a frame of `compact`, as far as they can be decoded here;
-// ignores other parts. The part outlives what is added.
+// Adds the blocks of a frame of `compact` that can be decoded here, and none of other frames. Fails
+// if the part is no frame. The part outlives what is added.
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 

@@ -14,8 +14,8 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
-// If more than one weight in this number differs, the pieces would take more memory than the
-// version itself.
+// If more than one weight in kDenseShare differs, the version is written whole: the pieces have 4
+// bytes and twice the width for each differing weight.
 constexpr std::uint64_t kDenseShare = 8;
 
 class DifferenceFinder {
@@ -185,7 +185,7 @@ class DifferenceFinder {
 constexpr std::uint64_t kCopyUnits = std::uint64_t{1} << 20;     // per task
 constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // per task
 
-// A map from bytes [begin, end) of a parameter onto the same bytes of the parameter.
+// A map from units [begin, end) of a parameter onto the same units: those that `map` writes.
 Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::uint64_t end) {
   StridedView view{map.map.target_offset - begin, {}, {}};
   for (std::uint32_t d = 0; d < map.map.dims; ++d) {

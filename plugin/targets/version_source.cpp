@@ -193,8 +193,8 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
 }
 
 // Every file is inflated and checked by one thread, because it is one zstd frame; the largest
-// first. If there are fewer files than threads, several share a checksum. Of several damaged files
-// the first one is named, so all are read.
+// first. If there are fewer files than threads, several threads compute a file's checksum. Of
+// several damaged files the first one is named, so all are read.
 Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                                    const std::string& spool_directory, unsigned threads,
                                    KeptMemory* memory) {
@@ -336,10 +336,10 @@ Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::st
   for (const ManifestFile& file : manifest.files) {
     if (file.size_bytes > most - sum) {
       return error(StatusCode::kMismatch, source, ": with part ", file.name, " of ",
-                   file.size_bytes, " bytes it has more than the ", most,
-                   " bytes that are the most that a version of ", bytes, " bytes of weights in '",
-                   info(manifest.encoding).name,
-                   "' can have. Nothing was read; send a full version");
+                   file.size_bytes, " bytes the version is larger than any valid one: in '",
+                   info(manifest.encoding).name, "', a version of ", bytes,
+                   " bytes of weights has at most ", most,
+                   " bytes. Nothing was read; send a full version");
     }
     sum += file.size_bytes;
   }
@@ -397,8 +397,8 @@ Status VersionSource::decode_frames(unsigned threads, const HeadReader& head, Ke
     const bool host = frame_bytes_[i].memory_kind() == MemoryKind::kHost;
     if (frames_[i] == nullptr && host) on_host.push_back(i);
   }
-  // The failure of parallel work names the fault that was found first; decoding one frame after the
-  // other, below, finds and names the first one in order.
+  // read_frames() names a fault in the largest stream first. Each frame is then decoded whole,
+  // below, so that the first damaged frame is named.
   const Status read = read_frames(on_host, threads, memory);
   if (!read.ok()) {
     for (const std::size_t i : on_host) frames_[i] = nullptr;

@@ -16,8 +16,8 @@
 
 namespace driftless {
 
-// Decoded and folded deltas of several versions: every changed unit once, with its last value.
-
+// The most changes in one DeltaPiece. Pieces of several versions are folded: they have every
+// changed unit once, with its last value.
 inline constexpr std::uint32_t kMaxPieceUnits = 16384;
 
 // Changes of one tensor, close to each other: units origin + offsets[k] become values[k].

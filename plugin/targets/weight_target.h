@@ -44,7 +44,7 @@ struct TargetState {
   Digest digest;         // of the weights
   bool valid = false;    // false: holds no version (none came yet, or a change that could not be
                          // undone); takes a full version only
-  bool partial = false;  // holds only some tensors: the digest covers those
+  bool partial = false;  // holds only some tensors; `tensors` set: the digest is theirs
   // For a partial state: the digest of all weights of the version, once one was applied.
   std::optional<Digest> version_digest = std::nullopt;
   // For a partial state: each tensor that is held whole, ascending. Null: not known.

@@ -77,7 +77,7 @@ class Driver:
         return Update(done["from_version"], done["version"], done["replies"], done["timings"])
 
     def ask(self, method: str = "driftless_status") -> list[Reply]:
-        """One reply of every rank, made after this call."""
+        """The current status of every rank: one reply each."""
         if method != "driftless_status":
             raise errors.InvalidArgumentError(f"{method}: only driftless_status can be asked")
         return json.loads(self.native.ask())

@@ -186,7 +186,7 @@ class MaskedLoad(Watching):
                 masked.make_content()
 
     def move(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
-        """tensor.to(): skipped, because the copy into the parameter converts and moves, too."""
+        """tensor.to() in the same dtype is skipped: the copy into the parameter moves it, too."""
         dtype = options.get("dtype") or source.dtype
         return source.detach() if dtype == source.dtype else None
 
@@ -380,7 +380,7 @@ def _is_simple(index: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor with memory of its own that no other dispatch mode handles."""
+    """A tensor, and not of a subclass that handles its operations itself."""
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
 
 

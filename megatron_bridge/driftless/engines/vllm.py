@@ -278,7 +278,7 @@ class Offline:
         return json.dumps(getattr(self, operation)(**json.loads(arguments)))
 
     def rpc(self, method: str, kwargs: dict[str, Any]) -> Any:
-        # after a timeout, late replies would answer later calls
+        # without a timeout: after one, late replies would answer later calls
         return self.llm.collective_rpc(method, kwargs=kwargs)
 
     def pause(self) -> None: ...

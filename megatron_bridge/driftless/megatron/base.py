@@ -117,7 +117,7 @@ class StageFile:
     def _write_box(
         self, descriptor: int, spec: driftless.TensorSpec, tensor: torch.Tensor, box: Any
     ) -> None:
-        """Writes a whole tensor, or rows of one or two dimensions."""
+        """Writes a box: at once if it is contiguous in the file, too, otherwise row by row."""
         size = tensor.element_size()
         offset = box[0] if box else [0] * tensor.dim()
         first = sum(at * prod(spec.shape[n + 1 :]) for n, at in enumerate(offset))

@@ -119,7 +119,7 @@ def _check_directories(options: Options, config: driftless.Config) -> None:
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
     launch = driftless.launch()
     if config.directory is None or launch.rank != 0 or launch.world == 0:
-        return  # not all other ranks publish
+        return  # rank 0 always publishes, so it alone checks
     road = Path(config.directory)
     if not road.exists() and not road.parent.is_dir():
         raise MapError(
