@@ -115,8 +115,8 @@ class HeldSession : public JobMember {
   [[nodiscard]] Session& session() {
     if (session_ == nullptr) fail(StatusCode::kInvalidArgument, "the ", name_, " is closed");
     if (forked()) {
-      fail(StatusCode::kInvalidArgument, "the ", name_, " is process ", process_,
-           "'s, from which this one was forked: make a job and a ", name_, " here");
+      fail(StatusCode::kInvalidArgument, "the ", name_, " belongs to process ", process_,
+           ", from which this one was forked: make a job and a ", name_, " here");
     }
     return *session_;
   }

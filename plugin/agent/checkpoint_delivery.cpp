@@ -102,7 +102,7 @@ class CheckpointDelivery final : public Delivery {
     DRIFTLESS_RETURN_IF_ERROR(keep_files());
     DRIFTLESS_RETURN_IF_ERROR(offer_changed(report));
     note(report.version, report.digest);
-    DeliveryReport delivered{report, 0, report.stage_ms};
+    DeliveryReport delivered{report, 0, report.fetch_ms + report.stage_ms};
     delivered.process_ms += watch.lap_ms();
     return std::optional<DeliveryReport>(delivered);
   }

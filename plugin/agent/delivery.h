@@ -16,7 +16,7 @@ struct DeliveryReport {
   UpdateReport
       update;  // as a receiver reports it; the times of a pause are in the engines' records
   std::uint64_t plain_bytes = 0;  // size handed over, inflated
-  double process_ms = 0;          // all but apply_ms; into a checkpoint without fetch_ms, too
+  double process_ms = 0;          // all but apply_ms
 };
 
 // A receiver on the host.

@@ -152,7 +152,7 @@ class SpanWriter final : public RecordSink {
                   record.received->fetch_ms + length(commit));
       add(spans, commit, record.received->fetch_ms);
     } else if (record.delivered) {
-      // The span "fetch" begins with "process". Into a checkpoint, process_ms has no fetch_ms.
+      // The fetch is the first part of the processing.
       const auto& [needed, plain, fetch_ms, process_ms, apply_ms, carrier] = *record.delivered;
       const double all_ms = process_ms + apply_ms;
       spans.whole("follow version " + number, next_id(), root, all_ms);

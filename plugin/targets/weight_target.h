@@ -151,8 +151,8 @@ class WeightTarget {
   // kWrongLayout, naming a tensor that was followed in the old run and is not published by this
   // one. kWrongRun if `run` was replaced in this way before.
   [[nodiscard]] virtual Status admit(const Hash128& run, const WeightLayout& layout) {
-    return error(StatusCode::kWrongRun, "weights of ", layout.size(),
-                 " tensors that keep to their run cannot be taken over by run ", to_hex(run));
+    return error(StatusCode::kWrongRun, "this target cannot change from its run to run ",
+                 to_hex(run), " with ", layout.size(), " tensors");
   }
   [[nodiscard]] virtual TargetState state() const = 0;
   // Tensors that lie beside the weights and that the run does not publish: never written.
