@@ -367,10 +367,14 @@ def test_engines_that_read_files_hold_every_version(work, name):
     vllm, sglang = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
     vllm.broken = {"/pause": 1, "/resume": 2, "/collective_rpc": 1}
     sglang.broken = {"/pause_generation": 1, "/update_weights_from_disk": 1, "/flush_cache": 2}
-    host = checkpoint_host(work, name, ("vllm", vllm), ("sglang", sglang))
+    metrics = {"metrics.file": work / "{role}.jsonl"}
+    host = checkpoint_host(work, name, ("vllm", vllm), ("sglang", sglang), **metrics)
     agent = host.start_agent()
     trainer = replay(host, work / "run", "--interval-ms", 300)
     summary = ended(agent, 60)
+    lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+    handed = [line for line in lines if "process_ms" in line]
+    assert handed and all(line["process_ms"] > line["fetch_ms"] for line in handed)
     assert finish(trainer).returncode == 0
     assert [engine["version"] for engine in summary["engines"]] == [STEPS, STEPS]
     assert [(engine["engine"], engine["kind"], engine["proven"]) for engine in summary["engines"]] == [
