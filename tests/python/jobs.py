@@ -94,7 +94,12 @@ def stop_started():
     _started.clear()
 
 
-def finish(process, timeout=120):
+# The limit for what ends or comes by itself, however busy the machine is. Only a test that hangs
+# takes so long.
+PATIENCE_S = 300
+
+
+def finish(process, timeout=PATIENCE_S):
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -146,7 +151,7 @@ class Job:
     def rollout(self, *arguments):
         return ["rollout", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]
 
-    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=120, options=()):
+    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=PATIENCE_S, options=()):
         need_mpirun()
         line = mpirun_line(
             (trainers, self.trainer("--json", *trainer)),
@@ -188,14 +193,14 @@ class Files(Job):
         return self.dir / f"weight_v{version:06d}"
 
 
-def wait_for(condition, what, seconds=20):
+def wait_for(condition, what, seconds=PATIENCE_S):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"waited {seconds} s for {what}"
         time.sleep(0.005)
 
 
-def ended(process, seconds=30):
+def ended(process, seconds=PATIENCE_S):
     """Waits for a process, which must succeed; returns its last line."""
     result = finish(process, seconds)
     assert result.returncode == 0, result.stderr + result.stdout

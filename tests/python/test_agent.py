@@ -112,7 +112,7 @@ def test_a_second_agent_is_refused_with_the_name_of_the_first(work, name):
     host = Host(work, name)
     first = host.start_agent()
     wait_for(lambda: (host.shm / "lock").exists() and (host.shm / "lock").read_text(), "the agent")
-    second = finish(host.start_agent(), 30)
+    second = finish(host.start_agent())
     assert_refusal(second, 6, "busy", f"process {first.pid}", "road.host_shm.name")
     assert first.poll() is None
 
@@ -134,7 +134,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
         assert published(host, moment)(), "its segments stay until the next agent starts"
     agent = host.start_agent()
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == STEPS
+        assert ended(worker)["version"] == STEPS
         assert host.saved(number) == history[-1]
     assert ended(agent)["version"] == STEPS
     assert finish(trainer).returncode == 0
@@ -151,8 +151,8 @@ def test_a_killed_worker_delays_no_other_and_returns(work, name):
     dying.send_signal(signal.SIGKILL)
     dying.wait()
     again = host.start_worker(1)  # holds nothing: needs an anchor, which the agent fetches
-    assert ended(steady, 60)["version"] == STEPS
-    assert ended(again, 60)["version"] == STEPS
+    assert ended(steady)["version"] == STEPS
+    assert ended(again)["version"] == STEPS
     assert host.saved(0) == host.saved(1) == history[-1]
     assert ended(agent)["workers"] == 2
     assert finish(trainer).returncode == 0
@@ -175,7 +175,7 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     workers[1].wait()
     workers[1] = host.start_worker(1, "--base", base)
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == steps
+        assert ended(worker)["version"] == steps
         assert host.saved(number) == history[-1]
     assert ended(agent)["version"] == steps
     assert finish(trainer).returncode == 0
@@ -193,7 +193,7 @@ def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     trainer = replay(host, work / "run", "--interval-ms", 200)
     wait_for(published(host, 2), "version 2")
     agent.send_signal(signal.SIGTERM)
-    result = finish(agent, 30)
+    result = finish(agent)
     assert result.returncode == 128 + signal.SIGTERM
     assert [path.name for path in host.shm.iterdir() if path.name[0] in "sa"] == []
     assert worker.poll() is None and trainer.poll() is None
@@ -216,7 +216,7 @@ def test_once_ends_though_a_worker_cannot_follow(work, name):
     (host.dir / "closed.json").unlink()  # reopens the run
     host.set(**{"deadlines.fetch": "60s", "deadlines.connect": "3s"})
     agent, worker = host.start_agent("--once"), host.start_worker(0)
-    result = finish(agent, 30)
+    result = finish(agent)
     assert result.returncode == 1 and worker.poll() is None
     assert "worker0 holds no version" in result.stderr and "requests an anchor" in result.stderr
 
@@ -243,9 +243,9 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     content[-1] ^= 1
     part.write_bytes(content if damage == "a flipped bit" else content[: len(content) // 2])
     agent.send_signal(signal.SIGCONT)
-    assert ended(worker, 60)["version"] == 3
+    assert ended(worker)["version"] == 3
     assert host.saved(0) == history[3]
-    assert ended(agent, 60)["version"] == 3
+    assert ended(agent)["version"] == 3
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["rollouts"][0]["holds_last"]
@@ -370,7 +370,7 @@ def test_engines_that_read_files_hold_every_version(work, name):
     host = checkpoint_host(work, name, ("vllm", vllm), ("sglang", sglang))
     agent = host.start_agent()
     trainer = replay(host, work / "run", "--interval-ms", 300)
-    summary = ended(agent, 60)
+    summary = ended(agent)
     assert finish(trainer).returncode == 0
     assert [engine["version"] for engine in summary["engines"]] == [STEPS, STEPS]
     assert [(engine["engine"], engine["kind"], engine["proven"]) for engine in summary["engines"]] == [
@@ -399,7 +399,7 @@ def test_a_trainer_makes_an_engine_load_the_checkpoint_that_the_agent_patches(wo
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run"))
     assert trainer.returncode == 0, trainer.stderr
-    ended(agent, 60)
+    ended(agent)
     assert notified.loaded == history[1:] and notified.version == "2" and not notified.paused
 
 
@@ -416,7 +416,7 @@ def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
         host = checkpoint_host(here, f"{name}-{number}", *engines)
         agent = host.start_agent()
         trainer = replay(host, here / "run")
-        summary = ended(agent, 60)
+        summary = ended(agent)
         assert finish(trainer).returncode == 0
         assert [engine["version"] for engine in summary["engines"]] == [2, 2]
         for _, engine in engines:
@@ -435,7 +435,7 @@ def test_a_dead_engine_delays_no_other_and_is_reported_to_the_trainer(work, name
     host.set(**{"engine_calls.retries": "1", "deadlines.connect": "6s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run", "--interval-ms", 50))
-    result = finish(agent, 60)
+    result = finish(agent)
     assert result.returncode == 1, "one engine does not have the last version"
     assert "http://127.0.0.1:9 did not take version" in result.stderr
     assert good.loaded[-1] == history[-1] and not good.paused
@@ -457,7 +457,7 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     assert "has nothing of version 4: it held version 2, and cannot prove" in result.stderr
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2 and not rollout["same"] and not rollout["holds_last"]
-    assert finish(agent, 60).returncode == 1
+    assert finish(agent).returncode == 1
 
 
 def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
@@ -466,7 +466,7 @@ def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("sglang", engine), keep_versions="20")
     trainer = replay(host, work / "run", "--interval-ms", 50)
-    assert ended(host.start_agent(), 60)["engines"][0]["version"] == 4
+    assert ended(host.start_agent())["engines"][0]["version"] == 4
     assert finish(trainer).returncode == 0
     engine.meet()
     assert None not in engine.late, "the files were gone"
@@ -486,7 +486,7 @@ def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
     host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
-    assert ended(agent, 60)["engines"][0]["version"] == 2
+    assert ended(agent)["engines"][0]["version"] == 2
     assert engine.loaded[-1] == history[-1] and not engine.paused
 
 
@@ -497,7 +497,7 @@ def test_an_engine_of_another_model_gets_no_weights(work, name):
     host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
-    result = finish(agent, 60)
+    result = finish(agent)
     assert result.returncode == 1
     assert "embed.weight" in result.stderr and "[80, 32]" in result.stderr
     assert not {"/pause_generation", "/update_weights_from_disk"} & set(engine.calls)
@@ -508,7 +508,7 @@ def test_a_second_agent_on_the_same_checkpoint_is_refused(work, name):
     host = checkpoint_host(work, name)
     first = host.start_agent()
     wait_for(lambda: (work / "local.agent.pid").exists(), "the agent")
-    second = finish(host.start_agent(), 30)
+    second = finish(host.start_agent())
     assert_refusal(second, 6, "busy", f"process {first.pid}", "agent.checkpoint_dir")
     assert first.poll() is None
 
@@ -523,7 +523,7 @@ def test_a_killed_agent_leaves_a_whole_checkpoint(work, name):
         agent.send_signal(signal.SIGKILL)
         agent.wait()
     agent = host.start_agent()
-    assert ended(agent, 60)["version"] == STEPS
+    assert ended(agent)["version"] == STEPS
     assert read_checkpoint(work / "local") == history[-1]
     assert finish(trainer).returncode == 0
 

@@ -148,7 +148,7 @@ time.sleep(0.3)
 """
 CALLS_BACK = STAGES_ON.partition("threading")[0] + """
 publisher.publish_anchor()
-assert receiver.stage(10)
+assert receiver.stage(60)
 threading.Thread(target=receiver.commit, daemon=True).start()
 time.sleep(0.2)
 """

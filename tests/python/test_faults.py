@@ -180,7 +180,7 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
     held = job.version_dir(6).exists()
     rollout.send_signal(signal.SIGCONT)
     assert held == (patience == "10min"), "the versions that it needs next"
-    result = finish(rollout, 30)
+    result = finish(rollout)
     assert result.returncode == 0, result.stderr
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["version"] == 24 and (last["anchors"] == 0) == held
@@ -203,7 +203,7 @@ def test_a_rollout_arrives_at_a_last_version_that_was_cut_short(work, rng):
     for part in job.version_dir(2).glob("*.safetensors"):
         os.truncate(part, part.stat().st_size // 2)
     rollout.send_signal(signal.SIGCONT)
-    assert ended(rollout, 60)["version"] == 2
+    assert ended(rollout)["version"] == 2
     assert read_checkpoint(work / "save/rollout_00") == history[2]
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
@@ -223,7 +223,7 @@ def test_a_rollout_without_weights_gets_the_anchor_that_it_requests(work, rng):
     kill(asking)
     rollout = job.start_rollout("--set", "receiver.id=r", "--save", work / "save")
     assert ended(rollout)["version"] == 20
-    assert finish(trainer, 30).returncode == 1, "the dead rollout was there, and did not follow"
+    assert finish(trainer).returncode == 1, "the dead rollout was there, and did not follow"
     assert read_checkpoint(work / "save/rollout_00") == history[20]
     assert len(list(job.dir.glob("anchor_v*"))) <= 2
 
@@ -293,12 +293,12 @@ def test_one_of_two_publisher_ranks_that_cannot_write(work, rng):
     # Files are limited to 1 KiB: a larger write fails, as on a disk that is full for this rank
     # only.
     failing = two_ranks(job, 'trap "" XFSZ; ulimit -f 1', "--replay", work / "run")
-    result = finish(failing, 30)
+    result = finish(failing)
     assert result.returncode == 5, result.stderr
     lines = [s for s in result.stderr.splitlines() if s.startswith("driftless: ")]
     assert lines and all("rank 1" in line for line in lines), result.stderr
     assert not list(job.dir.glob("weight_v*"))
-    assert finish(two_ranks(job, ":", "--replay", work / "run"), 30).returncode == 0
+    assert finish(two_ranks(job, ":", "--replay", work / "run")).returncode == 0
     ok(*job.rollout("--base", work / "run/step_000000", "--save", work / "save"))
     assert read_checkpoint(work / "save/rollout_00") == history[3]
 
@@ -313,10 +313,10 @@ def test_one_of_two_publisher_ranks_that_stops(work, rng):
     wait_for(job.version_dir(2).exists, "version 2")
     begin = time.monotonic()
     os.kill(int((work / "pid").read_text()), signal.SIGSTOP)
-    result = finish(failing, 30)
+    result = finish(failing)
     assert time.monotonic() - begin < 15
     assert result.returncode == 6 and "rank 1" in result.stderr, result.stderr
-    again = finish(two_ranks(job, ":", *replay, "--set", "deadlines.publish=20s"), 30)
+    again = finish(two_ranks(job, ":", *replay, "--set", "deadlines.publish=20s"))
     assert again.returncode == 0, again.stderr
     ok(*job.rollout("--base", work / "run/step_000000", "--save", work / "save"))
     assert read_checkpoint(work / "save/rollout_00") == history[4]
@@ -346,6 +346,6 @@ def test_a_process_of_an_mpirun_job_that_is_killed(work, rng, road, role):
         process.wait(30)
     process.stderr.close()
     assert process.returncode != 0
-    again = finish(start(line), 60)
+    again = finish(start(line))
     assert again.returncode == 0, again.stderr
     assert read_checkpoint(job.save / "rollout_00") == history[8]

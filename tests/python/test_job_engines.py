@@ -240,7 +240,7 @@ def test_only_the_receiver_that_patches_a_checkpoint_counts_for_it(
         weights = binding.step(rng, weights)
         pair.publisher.publish(binding.Source(driftless, weights))
         for receiver in receivers:
-            assert receiver.stage(5.0)
+            assert receiver.stage(60)
             receiver.commit()
         return pair.publisher.tell_engines()
 

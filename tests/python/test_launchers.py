@@ -142,7 +142,7 @@ def test_megatron_of_the_example_to_a_rollout_over_files(work, launcher, joined,
     rollout = jobs.start([*map(str, follow)], cwd=work / "job")
     try:
         run([*map(str, line)], megatron_jobs.environment(**env), work / "job", 300)
-        ended = jobs.finish(rollout, 120)
+        ended = jobs.finish(rollout)
     finally:
         jobs.stop_started()
     assert ended.returncode == 0 and "ended at version 3" in ended.stdout, ended.stderr
@@ -170,9 +170,9 @@ def test_tasks_of_srun_without_pmi_are_one_trainer_by_the_hub(work, slurm, rng):
     trainers = jobs.start(line, env={**os.environ, **slurm.env})
     rollout = job.start_rollout("--base", work / "run/step_000000", "--save", work / "saved")
     try:
-        ended = jobs.finish(trainers, 120)
+        ended = jobs.finish(trainers)
         assert ended.returncode == 0, ended.stderr
-        assert jobs.ended(rollout, 60)["version"] == 3
+        assert jobs.ended(rollout)["version"] == 3
     finally:
         jobs.stop_started()
     assert support.read_checkpoint(work / "saved/rollout_00") == history[3]
@@ -246,7 +246,7 @@ def test_a_process_that_does_not_come_is_named(work):
     line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1", *trainer, ":", "-n", "1",
             sys.executable, "-c", JOINS_ONLY, str(job.config), *settings]  # fmt: skip
     env = {**jobs.environment(), "PYTHONPATH": str(binding.PACKAGE)}
-    result = jobs.finish(jobs.start(line, env=env), 90)
+    result = jobs.finish(jobs.start(line, env=env))
     assert result.returncode != 0
     silent = "nothing from rollout 0; 0 of 1 others have answered"
     assert f"driftless trainer.0: still waiting after 5 s: {silent}" in result.stderr, result.stderr

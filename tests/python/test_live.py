@@ -78,7 +78,7 @@ def run(work):
         receiver = driftless.Receiver(other, target)
 
         def follow():
-            assert receiver.stage(timeout_s=10.0)
+            assert receiver.stage(timeout_s=60)
             receiver.commit()
             for name, tensor in trainer.weights().items():
                 assert np.array_equal(held[name], tensor), name
@@ -355,7 +355,7 @@ def test_other_weights_after_the_call_fail_the_version(work, mode, blocks):
             trainer.weight[:] = kept
             publisher.publish(trainer.source, wait=False)
             assert publisher.wait().version == step
-            assert receiver.stage(timeout_s=10.0)
+            assert receiver.stage(timeout_s=60)
             receiver.commit()
             assert np.array_equal(held["w"], trainer.weight)
 

@@ -126,7 +126,7 @@ def test_a_trainer_and_an_agent_show_their_run(work, name):  # noqa: F811
     assert all(each["proven"] == "files" for each in found["engines"])
     assert all(each["version"] + each["lag"] == found["version"] for each in found["engines"])
     assert str(work) not in ask(theirs).text + ask(ours).text, "a path of this machine"
-    ended(agent, 60)
+    ended(agent)
     assert finish(trainer).returncode == 0
 
 
@@ -147,7 +147,7 @@ def test_readiness_follows_the_engines(work, name):  # noqa: F811
     engine.broken = {}
     wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be back")
     assert finish(trainer).returncode == 0
-    assert finish(agent, 60).returncode == 0
+    assert finish(agent).returncode == 0
 
 
 def engine_state(port, url):
@@ -192,7 +192,7 @@ def test_a_dead_engine_is_noticed_and_a_restarted_one_is_loaded(work, name):  # 
     assert engine_state(port, engines[2].url)["time"] == updated, "its state did not change"
     assert engines[2].loaded == [history[1]]
     agent.send_signal(signal.SIGTERM)
-    stopped = finish(agent, 30)
+    stopped = finish(agent)
     assert stopped.returncode == 128 + signal.SIGTERM
     assert f"engine {engines[1].url}: " in stopped.stderr
 
@@ -230,11 +230,11 @@ def test_a_stopped_engine_delays_no_other_process(work, name):  # noqa: F811
     wait_for(lambda: stopped.version == "1" and good.version == "1", "version 1 in both")
     stopped.answering.clear()
     wait_for(lambda: good.version == "4", "the last version in the other")
-    result = finish(agent, 60)
+    result = finish(agent)
     stopped.answering.set()
     assert result.returncode == 1 and f"engine {stopped.url}" in result.stderr
     assert good.loaded[-1] == history[-1]
-    finish(trainer, 60)
+    finish(trainer)
 
 
 def test_an_agent_knows_its_trainer_and_one_without_engines_is_not_behind(work, name):  # noqa: F811
@@ -253,7 +253,7 @@ def test_an_agent_knows_its_trainer_and_one_without_engines_is_not_behind(work, 
     assert idle["idle"] and idle["version"] == 0 and not idle["proven"]
     assert run("status", f"http://127.0.0.1:{port}").returncode == 0
     assert finish(trainer).returncode in (0, 1)
-    ended(agent, 60)
+    ended(agent)
 
 
 def test_no_password_of_a_url_is_shown(work, name):  # noqa: F811
@@ -272,7 +272,7 @@ def test_no_password_of_a_url_is_shown(work, name):  # noqa: F811
     wait_for(lambda: answers(port)() and ask(port).json["version"] == 2, "version 2")
     texts = {path: ask(port, path).text for path in ("/", "/status.json", "/ready", "/metrics")}
     for process in (trainer, agent):
-        result = finish(process, 60)
+        result = finish(process)
         texts[f"output of {process.args[1]}"] = result.stdout + result.stderr
     texts |= {file.name: file.read_text() for file in [*work.glob("*.jsonl"), *work.glob("*.spans")]}
     check = run("config", "check", host.config, *host.settings)
@@ -382,7 +382,7 @@ def test_slow_and_many_clients_delay_other_processes_only_briefly(host, work):
     for client in clients:  # slow bytes: the whole request has 5 s
         with contextlib.suppress(OSError):
             client.send(b"G")
-    last = json.loads(finish(process, 30).stdout.splitlines()[-1])
+    last = json.loads(finish(process).stdout.splitlines()[-1])
     assert process.returncode == 0 and last["version"] == steps, "published meanwhile, and ended"
     refused = 0
     for client in clients:
@@ -451,7 +451,7 @@ def test_a_stopped_process_answers_once_it_continues(trainer):
 
 def test_a_port_has_one_process_and_is_free_after_its_end(host, trainer):
     port = trainer.port
-    second = finish(host.start_agent("--set", f"monitor.address={port}"), 30)
+    second = finish(host.start_agent("--set", f"monitor.address={port}"))
     assert_refusal(second, 6, "busy", "monitor.address", f"127.0.0.1:{port} is in use")
     for _ in range(3):  # killed with open connections, and restarted at once
         open_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
@@ -498,7 +498,7 @@ def test_a_token_that_no_header_can_hold_is_refused(host, work, token):
     file.write_text(token)
     file.chmod(0o600)
     settings = ["--set", "monitor.address=0", "--set", f"monitor.token_file={file}"]
-    assert_refusal(finish(host.start_agent(*settings), 30), 2, str(file), "no header can hold")
+    assert_refusal(finish(host.start_agent(*settings)), 2, str(file), "no header can hold")
     asked = run("status", "http://127.0.0.1:1", "--token-file", file)
     assert_refusal(asked, 2, str(file), "no header can hold")
 
@@ -508,4 +508,4 @@ def test_a_token_that_others_can_read_is_refused(host, work):
     file.write_text(TOKEN)
     file.chmod(0o644)
     settings = ["--set", "monitor.address=0", "--set", f"monitor.token_file={file}"]
-    assert_refusal(finish(host.start_agent(*settings), 30), 2, "mode 644", "chmod 600")
+    assert_refusal(finish(host.start_agent(*settings)), 2, "mode 644", "chmod 600")

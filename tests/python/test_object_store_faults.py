@@ -42,7 +42,7 @@ def job(work, server):  # noqa: F811
 
 def reader(job):
     """The command of a rollout that bypasses the proxy and starts from the anchor."""
-    return job.line("rollout", "--timeout", "60s", "--json", **{"road.object_store.endpoint": job.endpoint})
+    return job.line("rollout", "--timeout", "240s", "--json", **{"road.object_store.endpoint": job.endpoint})
 
 
 def held(job, save):
@@ -91,7 +91,7 @@ def test_a_store_far_away_is_followed_from_its_anchor(job, rng):
     history = make_run(job.work / "run", rng, 2)
     job.ok(*job.line("trainer", "--replay", job.work / "run"))
     job.proxy.fault = lambda request: time.sleep(0.3)
-    job.ok(*job.line("rollout", "--timeout", "30s", "--save", job.work / "a"))
+    job.ok(*job.line("rollout", "--timeout", "240s", "--save", job.work / "a"))
     assert read_checkpoint(job.work / "a/rollout_00") == history[2]
 
 
@@ -110,7 +110,7 @@ def test_wrong_lengths_are_noticed_and_fetched_again(job, rng, where):
         return None
 
     job.proxy.fault = fault
-    line = job.line("rollout", "--timeout", "60s", "--save", work / "a")
+    line = job.line("rollout", "--timeout", "240s", "--save", work / "a")
     job.ok(*line)
     assert len(wrong) == 4 and read_checkpoint(work / "a/rollout_00") == history[3]
 

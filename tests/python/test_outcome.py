@@ -69,12 +69,12 @@ def test_a_rollout_whose_newest_report_is_of_no_version_does_not_count(work, rng
     late = following(job, "--set", "receiver.id=late", *base)
     late.send_signal(signal.SIGSTOP)
     done = following(job, "--set", "receiver.id=anew", "--target-version", 2, *base)
-    assert finish(done, 60).returncode == 0
+    assert finish(done).returncode == 0
     path = job.dir / ".receivers/anew.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0, "proof": ""}))
     late.send_signal(signal.SIGCONT)
-    assert finish(late, 60).returncode == 0
-    result = finish(trainer, 60)
+    assert finish(late).returncode == 0
+    result = finish(trainer)
     assert result.returncode == 1 and "All rollouts" not in result.stdout, result.stdout
     assert "anew has nothing of version 2" in result.stderr
 

@@ -123,8 +123,8 @@ def soak(work, rng, steps, carrier="tcp"):
         following = [each for each in rollouts if each.follows()]
         for each in following:
             each.send(signal.SIGCONT)
-        assert ended(trainer, 90)["version"] == steps
-        assert ended(steady, 60)["version"] == steps
+        assert ended(trainer)["version"] == steps
+        assert ended(steady)["version"] == steps
         for each in following:
             assert each.process.wait(60) == 0, each.errors.read_text()
     finally:

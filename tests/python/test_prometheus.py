@@ -323,7 +323,7 @@ def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
                 "DriftlessEngineLags",
             ):
                 assert not found.query(f'ALERTS{{alertname="{alert}", alertstate="firing"}}')
-            assert jobs.finish(trainer, 60).returncode == 0
-            jobs.ended(agent, 60)
+            assert jobs.finish(trainer).returncode == 0
+            jobs.ended(agent)
     finally:
         jobs.stop_started()

@@ -78,7 +78,7 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
                 for at in [(6, 9), (0, 3), (4, 4)][:step]:
                     now["qkv"][at] += step
                 publisher.publish(source())
-                assert receiver.stage(timeout_s=10.0)
+                assert receiver.stage(timeout_s=60)
                 receiver.commit()
                 assert np.array_equal(held["qkv"], now["qkv"])
     overlap = source_of(

@@ -84,8 +84,8 @@ def test_a_trainer_and_an_agent_write_one_trace_per_version(work, name, read_spa
     try:
         agent = host.start_agent()
         trainer = replay(host, work / "run", "--interval-ms", 300)
-        assert jobs.finish(trainer, 60).returncode == 0
-        jobs.ended(agent, 60)
+        assert jobs.finish(trainer).returncode == 0
+        jobs.ended(agent)
     finally:
         jobs.stop_started()
     published = read_spans((work / "spans_trainer_0.jsonl").read_text())

@@ -280,7 +280,7 @@ def agent_of():
         config.write_text(json.dumps({"road": road, "agent": agent, "engines": engines, "engine_calls": calls, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
         started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
-        return jobs.finish(started, 60) if once else started
+        return jobs.finish(started) if once else started
 
     yield run
     for name in names:
@@ -364,7 +364,7 @@ def test_a_label_of_another_run_is_no_proof_at_the_end(server, run_of, agent_of)
     assert agent_of(second, server, f"agent.take_over={second.id}").returncode == 0
     assert server.label == "1" and server.holds(second)
     first.publisher.declare_end()
-    result = jobs.finish(agent, 60)
+    result = jobs.finish(agent)
     assert result.returncode == 1 and "ended at version 1" in result.stderr, result.stderr
     assert server.holds(second)
 

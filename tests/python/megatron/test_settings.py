@@ -158,7 +158,7 @@ def test_a_session_refuses_a_model_with_such_a_setting(work):
     """Even if nothing checked the settings before the model was built."""
     job = Job(work, steps=1, settings={"layernorm_zero_centered_gamma": True})
     job.over_disk(rollouts=())
-    result = jobs.finish(job.start(trainers=1), 120)
+    result = jobs.finish(job.start(trainers=1))
     assert result.returncode != 0
     assert "layernorm_zero_centered_gamma (--apply-layernorm-1p) is True" in shown(result)
     assert not list(work.glob("road/*")), "nothing was published"
