@@ -6,9 +6,11 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +185,18 @@ class Files(Job):
         for key, value in settings.items():
             self.settings += ["--set", f"{key}={value}"]
 
+    def hold(self, *versions):
+        """The trainer makes each of these versions visible only after go(version)."""
+        line = "case $DRIFTLESS_VERSION_DIR in "
+        for version in versions:
+            waits = f"while [ -d {self.work} ] && [ ! -e {self.work}/go{version} ]; do sleep 0.02; done"
+            line += f"*weight_v{version:06d}*) {waits};; "
+        self.set(**{"road.shared_fs.before_visible": line + "esac"})
+        self.set(**{"road.shared_fs.hook_timeout": "10min"})
+
+    def go(self, version):
+        (self.work / f"go{version}").touch()
+
     def start_trainer(self, *arguments, **options):
         return start([COMMAND, *map(str, self.trainer("--json", *arguments))], **options)
 
@@ -198,6 +212,13 @@ def wait_for(condition, what, seconds=PATIENCE_S):
     while not condition():
         assert time.monotonic() < until, f"waited {seconds} s for {what}"
         time.sleep(0.005)
+
+
+def stop(process):
+    """Sends SIGSTOP, and waits until the process has stopped."""
+    process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{process.pid}/status")
+    wait_for(lambda: "State:\tT" in state.read_text(), "the process to stop")
 
 
 def ended(process, seconds=PATIENCE_S):

@@ -118,12 +118,14 @@ def test_a_second_agent_is_refused_with_the_name_of_the_first(work, name):
 
 
 def published(host, version):
-    return lambda: (host.shm / f"s{version:06d}").exists()
+    """Whether this version or a later one is there: older ones are removed."""
+    return lambda: any(path.name[1:] >= f"{version:06d}" for path in host.shm.glob("s[0-9]*"))
 
 
 def test_an_agent_that_is_killed_and_started_again(work, name):
     history = make_run(work / "run", np.random.default_rng(4), STEPS)
     host = Host(work, name, **{"agent.workers": 2})
+    host.hold(STEPS)
     workers = [host.start_worker(i) for i in range(2)]
     trainer = replay(host, work / "run", "--interval-ms", 150)
     for moment in (2, 4, 6):
@@ -133,6 +135,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
         agent.wait()
         assert published(host, moment)(), "its segments stay until the next agent starts"
     agent = host.start_agent()
+    host.go(STEPS)
     for number, worker in enumerate(workers):
         assert ended(worker)["version"] == STEPS
         assert host.saved(number) == history[-1]
@@ -144,6 +147,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
 def test_a_killed_worker_delays_no_other_and_returns(work, name):
     history = make_run(work / "run", np.random.default_rng(5), STEPS)
     host = Host(work, name, **{"agent.workers": 2})
+    host.hold(STEPS)
     agent = host.start_agent()
     steady, dying = host.start_worker(0), host.start_worker(1)
     trainer = replay(host, work / "run", "--interval-ms", 150)
@@ -151,6 +155,7 @@ def test_a_killed_worker_delays_no_other_and_returns(work, name):
     dying.send_signal(signal.SIGKILL)
     dying.wait()
     again = host.start_worker(1)  # holds nothing: needs an anchor, which the agent fetches
+    host.go(STEPS)
     assert ended(steady)["version"] == STEPS
     assert ended(again)["version"] == STEPS
     assert host.saved(0) == host.saved(1) == history[-1]
@@ -163,6 +168,7 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     history = make_run(work / "run", np.random.default_rng(9), steps, rows=4000)
     host = Host(work, name, **{"road.layout": "frames", "encoding": "compact", "agent.workers": 2})
     host.set(**{"metrics.file": work / "{role}.jsonl", "keep_versions": 20})
+    host.hold(steps - 1)
     agent = host.start_agent()
     workers = [host.start_worker(i, "--base", base) for i in range(2)]
     trainer = replay(host, work / "run", "--interval-ms", 250)
@@ -174,6 +180,7 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     workers[1].send_signal(signal.SIGKILL)
     workers[1].wait()
     workers[1] = host.start_worker(1, "--base", base)
+    host.go(steps - 1)
     for number, worker in enumerate(workers):
         assert ended(worker)["version"] == steps
         assert host.saved(number) == history[-1]
@@ -188,9 +195,10 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
 def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     make_run(work / "run", np.random.default_rng(6), STEPS)
     host = Host(work, name)
+    host.hold(3)
     agent = host.start_agent()
     worker = host.start_worker(0)
-    trainer = replay(host, work / "run", "--interval-ms", 200)
+    trainer = replay(host, work / "run")
     wait_for(published(host, 2), "version 2")
     agent.send_signal(signal.SIGTERM)
     result = finish(agent)
@@ -226,7 +234,8 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     """There is no next version to wait for: the agent requests an anchor."""
     history = make_run(work / "run", np.random.default_rng(19), 3)
     host = Host(work, name, **{"anchors.first": "false", "deadlines.fetch": "2s"})
-    trainer = replay(host, work / "run", "--interval-ms", 1500)
+    host.hold(3)
+    trainer = replay(host, work / "run")
     wait_for((host.dir / "run.json").exists, "the announcement")
     agent = host.start_agent()
     worker = host.start_worker(0, "--base", work / "run/step_000000")
@@ -236,7 +245,8 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
         return any(report["version"] == 2 and report["proof"] for report in reports)
 
     wait_for(reported, "version 2 in the worker")
-    agent.send_signal(signal.SIGSTOP)
+    jobs.stop(agent)
+    host.go(3)
     wait_for((host.version_dir(3) / "DONE").exists, "version 3")
     part = max(host.version_dir(3).glob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(part.read_bytes())
@@ -447,10 +457,12 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", engine), **{"engine_calls.retries": "0"})
     host.set(**{"deadlines.connect": "6s"})
+    host.hold(3)
     agent = host.start_agent()
-    trainer = replay(host, work / "run", "--interval-ms", 600)
+    trainer = replay(host, work / "run")
     wait_for(lambda: engine.version == "2", "version 2 in the engine")
     engine.broken = {"/collective_rpc": 1000}
+    host.go(3)
     result = finish(trainer)
     # vLLM failed while loading version 3, and may hold parts of it.
     assert result.returncode == 1, result.stderr
@@ -533,11 +545,13 @@ def test_an_agent_that_is_killed_is_named_by_the_trainer(work, name):
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", engine))
     host.set(**{"deadlines.connect": "5s", "receiver.id": "agent-of-host-3"})
+    host.hold(3)
     agent = host.start_agent()
-    trainer = host.start_trainer("--replay", work / "run", "--interval-ms", 400)
+    trainer = host.start_trainer("--replay", work / "run")
     wait_for(lambda: engine.version == "2", "version 2 in the engine")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
+    host.go(3)
     result = finish(trainer)
     assert result.returncode == 1, result.stdout
     assert "agent-of-host-3 is at version" in result.stderr

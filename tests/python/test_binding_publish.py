@@ -316,11 +316,11 @@ def test_a_target_that_a_busy_job_did_not_take_is_free(work, first):
 
     def wait():
         with pytest.raises(TimeoutError):
-            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=4)
+            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=6)
 
     opening = threading.Thread(target=wait)
     opening.start()
-    time.sleep(0.5)
+    time.sleep(1.5)
     target = pair.memory(first)
     with pytest.raises(driftless.errors.BusyError, match="the job"):
         driftless.Receiver(waits, target)
@@ -343,7 +343,7 @@ def test_the_gil_is_free_while_waiting(work, first):
         time.sleep(0.01)
         ticks += 1
     waiting.join()
-    assert ticks > 20
+    assert ticks > 4
     with pytest.raises(driftless.errors.InvalidArgumentError, match="timeout_s"):
         pair.receiver.stage(-1)
     with pytest.raises(driftless.errors.InvalidArgumentError, match="timeout_s"):
@@ -382,8 +382,8 @@ def test_keyboard_interrupt_ends_a_wait(work, first, opened):
     time.sleep(0.3)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in err and time.monotonic() - begin < 10
+    _, err = process.communicate(timeout=300)
+    assert "KeyboardInterrupt" in err and time.monotonic() - begin < 40
 
 
 def test_timeouts_are_timeouts(work):
@@ -391,7 +391,7 @@ def test_timeouts_are_timeouts(work):
     begin = time.monotonic()
     with pytest.raises(TimeoutError) as late:
         driftless.Receiver(job, driftless.OwnedTarget(), timeout_s=0.5)
-    assert late.value.code == "deadline_exceeded" and 0.4 < time.monotonic() - begin < 10
+    assert late.value.code == "deadline_exceeded" and 0.4 < time.monotonic() - begin < 40
 
 
 def test_target_of_two_receivers(work, first):
@@ -466,7 +466,7 @@ def test_a_trainer_that_lost_its_lock_cannot_end_the_run(work, rng, first):
 def test_a_run_in_the_place_of_another_is_reported(work, rng, first, versions):
     """The directory was cleared, so the new run's numbers are not above those of the old run's
     holder."""
-    pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=200ms")
+    pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=2s")
     second = binding.step(rng, first)
     for tensors in (second, binding.step(rng, second)):
         publish(pair, tensors)

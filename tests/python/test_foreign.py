@@ -639,7 +639,7 @@ def test_a_command_that_hangs_on_one_rank_keeps_the_version_hidden(work, rng):
     began = time.monotonic()
     result = job.run(**line)
     assert result.returncode != 0 and "before_visible" in result.stderr, result.stderr
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 200
     assert not job.version_dir(1).exists()
     assert not list(job.dir.glob(".weight_v*")), "no file of it remains"
     result = job.run(**line)

@@ -179,7 +179,7 @@ def test_links_and_pipes_are_not_followed(work, rng, damage):
     damage(trainer, path)
     began = time.monotonic()
     result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     if damage is link_directory and result.returncode == 0:
         assert read_checkpoint(local) == new  # the place of a directory is its owner's choice
     else:

@@ -284,7 +284,7 @@ def test_an_mpi_call_that_does_not_come_back(work, call, word):
     temporary = work / "tmp"
     temporary.mkdir()
     options = [*worse_mpi(HANGS=call), "-x", f"TMPDIR={temporary}"]
-    result = job.run(["--params", 100000, "--steps", 2], options=options, timeout=60)
+    result = job.run(["--params", 100000, "--steps", 2], options=options)
     first_refusal(result, 6, "deadlines.connect", word, "2000 ms")
     assert not list(temporary.glob("driftless-*"))
 
@@ -336,10 +336,10 @@ def test_nothing_is_left_behind_when_a_job_is_killed(work):
         list(map(str, line)), env={**environment(), "TMPDIR": f"{work}/tmp"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while not list((work / "tmp").glob("driftless-*/run/step_000016")):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) != 0
+    assert process.wait(300) != 0
     assert not list((work / "tmp").glob("driftless-*"))

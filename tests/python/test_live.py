@@ -276,7 +276,7 @@ with job:
     if child:
         assert os.waitpid(child, 0)[1] == 0
     else:
-        signal.alarm(30)  # what the child waits for would never come
+        signal.alarm(120)  # what the child waits for would never come
 """
 
 
@@ -285,7 +285,7 @@ def test_a_program_that_ends_completes_its_version(work):
     ends."""
     config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
     script = LEAVES.format(path=[str(Path(__file__).parent), *sys.path], config=config)
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     assert (work / "road" / "weight_v000001" / "DONE").exists()
 
 
@@ -397,7 +397,7 @@ class Receivers:
         self.settings = {
             "road.kind": "shared_fs", "road.shared_fs.dir": work / "road", "road.layout": layout,
             "encoding": encoding, "road.host_shm.name": name, "agent.workers": 1,
-            "deadlines.fetch": "5s", "deadlines.connect": "20s", "road.poll_longest": "20ms",
+            "deadlines.fetch": "60s", "deadlines.connect": "120s", "road.poll_longest": "20ms",
             "full_above_density": 1,
         }  # fmt: skip
 

@@ -50,7 +50,7 @@ def test_all_views_show_a_run_over_peer(work, rng):
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     # Takes a minute unless it is stopped.
-    trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 400, "--rollouts", 2,
+    trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 1000, "--rollouts", 2,
                                 "--set", f"monitor.address={port}")  # fmt: skip
     wait_for(answers(port), "the endpoint")
     wait_for(lambda: len(ask(port).json["rollouts"]) == 2, "both rollouts")

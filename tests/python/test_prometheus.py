@@ -36,7 +36,7 @@ def need(program):
 
 def promtool(*arguments):
     result = subprocess.run(
-        [need("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60
+        [need("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -145,7 +145,7 @@ scrape_configs:
 
     def get(self, path, **parameters):
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             answered = json.load(answer)
         assert answered["status"] == "success", answered
         return answered["data"]
@@ -157,7 +157,7 @@ scrape_configs:
             return [({}, float(found["result"][1]))]
         return [(each["metric"], float(each["value"][1])) for each in found["result"]]
 
-    def wait_for(self, expression, seconds=40):
+    def wait_for(self, expression, seconds=300):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.process.poll() is None, "prometheus ended"
@@ -193,7 +193,7 @@ def scraping(tmp_path_factory):
 
 def test_the_text_has_the_format_of_prometheus():
     result = subprocess.run(
-        [need("promtool"), "check", "metrics"], input=text_after(3), capture_output=True, timeout=60
+        [need("promtool"), "check", "metrics"], input=text_after(3), capture_output=True, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr, result.stderr  # findings of Prometheus' linter

@@ -274,9 +274,9 @@ def agent_of():
         engines = [{"url": engine.url, "kind": kind}]
         files = {"dir": f"{run.place}/road"}
         road = {"kind": "shared_fs", "shared_fs": files, "host_shm": {"name": names[-1]}}
-        agent = {"stage_timeout": "5s"}
+        agent = {"stage_timeout": "60s"}
         calls = {"retries": 4, "retry_wait": "100ms"}
-        deadlines = {"connect": "20s", "fetch": "5s"}
+        deadlines = {"connect": "60s", "fetch": "60s"}
         config.write_text(json.dumps({"road": road, "agent": agent, "engines": engines, "engine_calls": calls, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
         started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
@@ -318,13 +318,13 @@ def test_an_agent_in_this_process_brings_the_engine_to_the_run(server, run_of):
     name = f"test-{uuid.uuid4().hex[:12]}"
     road = {"kind": "shared_fs", "shared_fs": {"dir": f"{run.place}/road"}, "host_shm": {"name": name}}
     engines = [{"url": server.url, "kind": "vllm"}]
-    agent = {"stage_timeout": "5s"}
-    deadlines = {"connect": "20s", "fetch": "5s"}
+    agent = {"stage_timeout": "60s"}
+    deadlines = {"connect": "60s", "fetch": "60s"}
     text = json.dumps({"road": road, "engines": engines, "agent": agent, "deadlines": deadlines})
     records, failures = [], []
     with driftless.Job(driftless.Config.parse(text), "rollout", launched=False) as job:
         made = driftless.Agent(job, on_record=records.append, on_failure=failures.append)
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while server.label != "1" and time.monotonic() < limit:
             assert not made.step()
         run.publish()
