@@ -24,7 +24,7 @@ def no_processes_left():
     jobs.stop_started()
 
 
-def write_slowly(path, data, seconds, pieces=8):
+def write_slowly(path, data, seconds, pieces=40):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb", buffering=0) as file:
         for number in range(pieces):

@@ -27,7 +27,7 @@ class ByHub(Files):
 
     def __init__(self, work, road="flush", **settings):
         need("peer")
-        super().__init__(work, **{"deadlines.publish": "4s", **hub_keys(work), **settings})
+        super().__init__(work, **{"deadlines.publish": "20s", **hub_keys(work), **settings})
         if road == "peer":
             self.config = jobs.CONFIGS / "peer.yaml"
             self.set(**{"anchors.every": "2"})
@@ -66,8 +66,8 @@ def test_other_ranks_name_a_missing_rank_and_a_new_start_continues(how, work, rn
     """Messages of the first start do not reach the second, even if a stopped rank sends them
     then."""
     history = make_run(work / "run", rng, STEPS)
-    job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "2s"})
-    line = ["--replay", work / "run", "--interval-ms", 500]
+    job = ByHub(work, **{"deadlines.connect": "60s", "deadlines.publish": "5s"})
+    line = ["--replay", work / "run", "--interval-ms", 1000]
     first = job.start_ranks(*line)
     wait_for(lambda: 2 in job.versions(), "the second version")
     first[1].send_signal(how)

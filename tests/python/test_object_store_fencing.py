@@ -116,7 +116,7 @@ def test_an_anchor_replaces_a_step_whose_parts_are_missing(job, rng):
             request = request_of(job, work.name, key, method="DELETE")
             urllib.request.urlopen(request, timeout=30).close()
     job.ok(*job.line("trainer", "--replay", work / "run"))  # the trainer reads the steps as well
-    line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "15s"]
+    line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "240s"]
     job.ok(*job.line("rollout", *line))
     assert read_checkpoint(work / "a/rollout_00") == history[5]
 

@@ -130,7 +130,7 @@ def test_a_file_that_shrinks_while_it_is_read(work, rng):
                 if str(new) in file.read():
                     break
         os.truncate(new / "model.safetensors", 4096)
-        _, output = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=300)
     # It may have read only the header afterwards, or everything before.
     assert process.returncode in (0, 4, 6), output
     if process.returncode == 6:

@@ -50,7 +50,7 @@ def test_every_line_is_a_request(read_spans, tmp_path):
         pytest.skip(f"{BENCH} is not there: it is built with the tests")
     lines = tmp_path / "spans"  # a file: a full pipe would lose lines
     with lines.open("w") as out:
-        made = subprocess.run([BENCH, "--spans", "3"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+        made = subprocess.run([BENCH, "--spans", "3"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=300)
     assert made.returncode == 0, made.stderr
     spans = read_spans(lines.read_text())
     assert_trees(spans)
