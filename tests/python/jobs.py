@@ -153,6 +153,18 @@ class Job:
     def rollout(self, *arguments):
         return ["rollout", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]
 
+    def hold(self, *versions):
+        """The trainer makes each of these versions visible only after go(version)."""
+        line = "case $DRIFTLESS_VERSION_DIR in "
+        for version in versions:
+            waits = f"while [ -d {self.work} ] && [ ! -e {self.work}/go{version} ]; do sleep 0.02; done"
+            line += f"*weight_v{version:06d}*) {waits};; "
+        for key, value in (("before_visible", line + "esac"), ("hook_timeout", "10min")):
+            self.settings += ["--set", f"road.shared_fs.{key}={value}"]
+
+    def go(self, version):
+        (self.work / f"go{version}").touch()
+
     def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=PATIENCE_S, options=()):
         need_mpirun()
         line = mpirun_line(
@@ -184,18 +196,6 @@ class Files(Job):
     def set(self, **settings):
         for key, value in settings.items():
             self.settings += ["--set", f"{key}={value}"]
-
-    def hold(self, *versions):
-        """The trainer makes each of these versions visible only after go(version)."""
-        line = "case $DRIFTLESS_VERSION_DIR in "
-        for version in versions:
-            waits = f"while [ -d {self.work} ] && [ ! -e {self.work}/go{version} ]; do sleep 0.02; done"
-            line += f"*weight_v{version:06d}*) {waits};; "
-        self.set(**{"road.shared_fs.before_visible": line + "esac"})
-        self.set(**{"road.shared_fs.hook_timeout": "10min"})
-
-    def go(self, version):
-        (self.work / f"go{version}").touch()
 
     def start_trainer(self, *arguments, **options):
         return start([COMMAND, *map(str, self.trainer("--json", *arguments))], **options)

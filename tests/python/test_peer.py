@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import binding
 import pytest
 from jobs import CONFIGS, Files, ended, finish, make_run, need, start, stop_started, wait_for
 from ports import free_port
@@ -135,7 +136,7 @@ def test_a_stopped_rollout_delays_no_other_process_and_continues(job, work, rng)
 def test_a_killed_rollout_delays_no_version(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.set(**{"deadlines.connect": "5s"})
-    trainer, rollout = start_pair(job, work)
+    trainer, rollout = start_pair(job, work, interval_ms=600)
     rollout.kill()
     result = finish(trainer)
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
@@ -270,24 +271,33 @@ def test_a_rollout_that_joins_reads_a_full_version_from_another_ones_weights(wor
     job = Peers(work, "tcp")
     history = make_run(work / "run", rng, 3, rows=40_000)  # 2.5 MiB
     job.set(**{"anchors.first": "false", "anchors.every": "2", "road.peer.stall": "20s"})
-    trainer = start_trainer(job, work, "--interval-ms", 6000, "--rollouts", 1)
-    first = job.start_rollout(
-        *["--base", work / "run/step_000000", "--save", work / "first"],
-        *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
-    )
-    wait_for(lambda: 2 in versions(work / "first.jsonl"), "version 2")
-    wait_for(lambda: ports_of(first.pid), "a rollout that serves")
-    (port,) = ports_of(first.pid)
-    joined = job.start_rollout(
-        *["--save", work / "joined", "--set", "receiver.id=joined"],
-        *["--set", f"metrics.file={work}/joined.jsonl"],
-    )
-    wait_for(lambda: versions(work / "joined.jsonl"), "an anchor")
-    assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
-    sent = sent_from(port)
-    assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
-    for process in (trainer, first, joined):
-        assert ended(process)["version"] == 3
+    driftless = binding.driftless()
+    settings = [str(each) for each in job.settings if each != "--set"]
+    config = driftless.Config.load(job.config, settings)
+    steps = [driftless.CheckpointSource(work / f"run/step_{step:06d}") for step in range(4)]
+    with driftless.Job(config, "trainer", launched=False) as trainer:
+        publisher = driftless.Publisher(trainer, steps[0])
+        first = job.start_rollout(
+            *["--base", work / "run/step_000000", "--save", work / "first"],
+            *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
+        )
+        for version in (1, 2):
+            publisher.publish(steps[version])
+            wait_for(lambda: version in versions(work / "first.jsonl"), "the version")  # noqa: B023
+        wait_for(lambda: ports_of(first.pid), "a rollout that serves")
+        (port,) = ports_of(first.pid)
+        joined = job.start_rollout(
+            *["--save", work / "joined", "--set", "receiver.id=joined"],
+            *["--set", f"metrics.file={work}/joined.jsonl"],
+        )
+        wait_for(lambda: versions(work / "joined.jsonl"), "an anchor")
+        assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
+        sent = sent_from(port)
+        assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
+        publisher.publish(steps[3])
+        publisher.declare_end()
+        for process in (first, joined):
+            assert ended(process)["version"] == 3
     for saved in ("first", "joined"):
         assert read_checkpoint(work / saved / "rollout_00") == history[3]
     assert [r["anchor"] for r in records(work / "first.jsonl")] == [False] * 3
@@ -311,7 +321,6 @@ def test_a_rollout_with_another_token_is_not_served(job, work, rng):
 
 def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
     """No MPI and no shared file system: torch's group joins the trainers, the hub all processes."""
-    import binding
     import test_sharded
 
     driftless = binding.driftless()

@@ -292,8 +292,9 @@ def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
     authorization = f"authorization: {{ credentials_file: {work}/token }}"
     try:
         with prometheus(work / "prometheus", ours, theirs, more=authorization) as found:
+            host.hold(8)
             agent = host.start_agent("--set", f"monitor.address={theirs}", *token)
-            line = ["--interval-ms", 1500, "--set", f"monitor.address={ours}", *token]
+            line = ["--interval-ms", 700, "--set", f"monitor.address={ours}", *token]
             trainer = replay(host, work / "run", *line)
             found.wait_for('driftless_version >= 3 and on (instance) driftless_info{role="agent"}')
             found.wait_for("count(driftless_engine_lag == 0) == 2")
@@ -323,6 +324,7 @@ def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
                 "DriftlessEngineLags",
             ):
                 assert not found.query(f'ALERTS{{alertname="{alert}", alertstate="firing"}}')
+            host.go(8)
             assert jobs.finish(trainer).returncode == 0
             jobs.ended(agent)
     finally:
