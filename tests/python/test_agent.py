@@ -229,6 +229,12 @@ def test_once_ends_though_a_worker_cannot_follow(work, name):
     assert "worker0 holds no version" in result.stderr and "requests an anchor" in result.stderr
 
 
+def reported(host, version):
+    """Whether the agent has reported this version to the trainer."""
+    reports = [json.loads(path.read_text()) for path in host.dir.glob(".receivers/*.json")]
+    return any(report["version"] == version and report["proof"] for report in reports)
+
+
 @pytest.mark.parametrize("damage", ["a flipped bit", "a part cut short"])
 def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     """There is no next version to wait for: the agent requests an anchor."""
@@ -239,12 +245,7 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     wait_for((host.dir / "run.json").exists, "the announcement")
     agent = host.start_agent()
     worker = host.start_worker(0, "--base", work / "run/step_000000")
-
-    def reported():
-        reports = [json.loads(path.read_text()) for path in host.dir.glob(".receivers/*.json")]
-        return any(report["version"] == 2 and report["proof"] for report in reports)
-
-    wait_for(reported, "version 2 in the worker")
+    wait_for(lambda: reported(host, 2), "version 2 in the worker")
     jobs.stop(agent)
     host.go(3)
     wait_for((host.version_dir(3) / "DONE").exists, "version 3")
@@ -548,7 +549,7 @@ def test_an_agent_that_is_killed_is_named_by_the_trainer(work, name):
     host.hold(3)
     agent = host.start_agent()
     trainer = host.start_trainer("--replay", work / "run")
-    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    wait_for(lambda: reported(host, 2), "version 2 at the trainer")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     host.go(3)

@@ -230,7 +230,7 @@ def test_a_stopped_engine_delays_no_other_process(work, name):  # noqa: F811
     stopped, good = (Engine(work / "run/step_000000") for _ in range(2))
     host = checkpoint_host(work, name, ("vllm", stopped), ("vllm", good))
     host.set(**{"agent.engine_look": "100ms", "engine_calls.timeout": "3s", "engine_calls.retries": "0"})
-    host.set(**{"deadlines.connect": "30s"})
+    host.set(**{"deadlines.connect": "15s"})  # so long the agent waits for the stopped one
     host.hold(2)
     agent = host.start_agent()
     trainer = replay(host, work / "run")
@@ -252,7 +252,7 @@ def test_an_agent_knows_its_trainer_and_one_without_engines_is_not_behind(work, 
     agent = host.start_agent("--set", f"monitor.address={port}")
     wait_for(answers(port), "the agent's server")
     assert ask(port).json["trainer"] == {"state": "unknown", "seen": ""}
-    trainer = replay(host, work / "run", "--interval-ms", 1000)
+    trainer = replay(host, work / "run", "--set", "deadlines.connect=3s")
     wait_for(lambda: ask(port).json["version"] >= 4, "version 4")
     shown = ask(port).json
     assert shown["trainer"]["state"] == "alive" and shown["trainer"]["seen"].endswith("Z")
