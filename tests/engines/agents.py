@@ -46,7 +46,7 @@ class Agent(Process):
         return [line["version"] for line in lines
                 if line.get("engine") == url and line["status"] == "ok"]  # fmt: skip
 
-    def wait_for(self, engine, version, timeout_s=120):
+    def wait_for(self, engine, version, timeout_s=600):
         deadline = time.monotonic() + timeout_s
         while version not in self.taken(engine.url):
             assert self.popen.poll() is None, f"the agent ended:\n{self.tail()}"

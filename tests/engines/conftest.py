@@ -71,7 +71,7 @@ class Models(dict):
 
     def make(self, *arguments):
         line = [self.python, HERE / "make_models.py", *map(str, arguments)]
-        subprocess.run(line, check=True, env=environment(), timeout=300)
+        subprocess.run(line, check=True, env=environment(), timeout=900)
 
     def __missing__(self, name):
         kind, rule = FP8_KINDS[name]
@@ -124,7 +124,7 @@ class Replay:
         self.file = self.directory.with_suffix(".yaml")
         self.file.write_text(self.config)
         self.trainer = self.train()
-        assert self.trainer.wait(120) == 0, self.output()
+        assert self.trainer.wait(600) == 0, self.output()
 
     def train(self):
         line = [make_fp8.COMMAND, "trainer", "--config", self.file, *self.overrides]
@@ -146,7 +146,7 @@ class Replay:
         self.version += 1
         self.trainer = self.train()
         wait_for(
-            lambda: self.on_road() or self.trainer.poll() not in (None, 0), "a version", 120
+            lambda: self.on_road() or self.trainer.poll() not in (None, 0), "a version"
         )
         assert self.on_road(), self.output()
         return self.version
@@ -157,7 +157,7 @@ class Replay:
     def close(self):
         """Kills the last trainer: its version may have no receiver."""
         self.trainer.kill()
-        self.trainer.wait(10)
+        self.trainer.wait(60)
 
 
 @pytest.fixture

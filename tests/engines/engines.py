@@ -221,7 +221,7 @@ class VllmServer(Server):
         self.driver = vllm.follow(self.url, allow(config))
         return self.driver.version
 
-    def update(self, timeout_s=60, started=False):
+    def update(self, timeout_s=300, started=False):
         done = self.driver.update(timeout_s, started)
         return done and {"version": done.version, "replies": done.replies, "timings": done.timings}
 
@@ -309,7 +309,7 @@ class SglangServer(Server):
         self.driver = sglang.follow(self.url, allow(config))
         return self.driver.version
 
-    def update(self, timeout_s=60, started=False):
+    def update(self, timeout_s=300, started=False):
         done = self.driver.update(timeout_s, started)
         return done and {"version": done.version, "replies": done.replies, "timings": done.timings}
 

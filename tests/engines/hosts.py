@@ -58,13 +58,13 @@ class Host(Process):
         self.answers, self.rest = read, b""
         self.ready = False
 
-    def wait_ready(self, timeout_s=240):
+    def wait_ready(self, timeout_s=900):
         if not self.ready:
             self.answer(timeout_s)
             self.ready = True
         return self
 
-    def do(self, what, patience_s=180, **arguments):
+    def do(self, what, patience_s=600, **arguments):
         self.wait_ready()
         self.popen.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
         self.popen.stdin.flush()
@@ -98,7 +98,7 @@ class Server(Process):
         super().__init__(command, log, **options)
         self.url, self.health, self.ready = f"http://{address}:{port}", health, False
 
-    def wait_ready(self, timeout_s=300):
+    def wait_ready(self, timeout_s=900):
         deadline = time.monotonic() + timeout_s
         while not self.ready:
             assert self.popen.poll() is None, f"the server ended:\n{self.tail()}"
@@ -110,7 +110,7 @@ class Server(Process):
                 time.sleep(0.2)
         return self
 
-    def call(self, path, body=None, method="POST", timeout_s=120):
+    def call(self, path, body=None, method="POST", timeout_s=600):
         data = None if method == "GET" else json.dumps(body or {}).encode()
         headers = {"Content-Type": "application/json"}
         asked = urllib.request.Request(self.url + path, data, headers, method=method)

@@ -12,7 +12,7 @@ class Host:
         self.url = options["url"]
         self.follower = DiskFollower(**options)
 
-    def update(self, timeout_s=60):
+    def update(self, timeout_s=300):
         done = self.follower.update(timeout_s)
         return done and {"version": done.version}
 

@@ -178,6 +178,6 @@ def test_over_files(place, trained, server):
     with Watcher(engine, job.work / "acks") as watcher:
         follower = start_transformers(config, trained, log)
         job.run(trainers=2, timeout=300)
-        result = jobs.finish(agent, 120)
+        result = jobs.finish(agent)
         assert result.returncode == 0, result.stdout + result.stderr
     assert_followed(job, engine, watcher, follower, log, place)

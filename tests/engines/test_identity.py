@@ -49,7 +49,7 @@ def outlived(started, run_of):
 def test_its_weights_are_not_taken_for_the_next_runs(outlived, spec):
     engine, over, following, start = outlived(spec)
     agent = start(spec, following, engine, name="second")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while "wrong_run" not in agent.tail():
         assert time.monotonic() < deadline, agent.tail()
         time.sleep(0.2)

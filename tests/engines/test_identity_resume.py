@@ -57,7 +57,7 @@ def serves(engine, patience_s):
     return True
 
 
-def wait_for_words(agent, words, timeout_s=120):
+def wait_for_words(agent, words, timeout_s=600):
     deadline = time.monotonic() + timeout_s
     while words not in agent.tail():
         assert agent.popen.poll() is None, agent.tail()

@@ -18,7 +18,7 @@ def verify(engine, checkpoint=None):
     """(exit code, output)"""
     line = [COMMAND, "verify", "--engine", engine.url, "--json"]
     line += ["--checkpoint", checkpoint] if checkpoint else []
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1, 2), done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -125,7 +125,7 @@ class Follower:
     def version(self, number):
         """The checkpoint that a fresh load of a version reads. Ranks leave their shards once they
         hear that it is visible, perhaps after the engine has it."""
-        wait_for(lambda: self.left_shards(number), "the trainer's shards", 60)
+        wait_for(lambda: self.left_shards(number), "the trainer's shards")
         path = self.place / f"v{number:02d}"
         wanted = self.job.expected(f"step{number}", tiny_config.hf_config(self.job.job))
         return write_checkpoint(path, wanted, self.job)
@@ -139,7 +139,7 @@ class Follower:
 
     def take(self, number):
         """The engine is at the version, bit for bit; the trainer goes on."""
-        wait_for(lambda: self.taken(number) or self.trainer.poll() is not None, "a version", 120)
+        wait_for(lambda: self.taken(number) or self.trainer.poll() is not None, "a version")
         assert self.taken(number), megatron_jobs.shown(jobs.finish(self.trainer, 10))
         self.agent.wait_for(self.engine, number)
         path = self.version(number)
@@ -168,7 +168,7 @@ def test_workers_read_from_trainer_ranks_what_their_maps_meet(place, base, name)
         follower = Follower(place, name, engine)
         for number in range(1, STEPS + 1):
             follower.take(number)
-        result = jobs.finish(follower.trainer, 120)
+        result = jobs.finish(follower.trainer)
         assert result.returncode == 0, megatron_jobs.shown(result)
         check_bytes(follower, weights, "shm" if carrier == "auto" else carrier)
     finally:

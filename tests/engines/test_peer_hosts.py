@@ -111,7 +111,7 @@ def test_engines_on_two_hosts_read_from_a_third(network, work, models):
             agents.append(Agent(run, [(spec.maker, engine.url)], work, name=f"agent{i}", workers=own,
                                 on_host=runs_on(network, 2 + i)))  # fmt: skip
         for agent, engine in zip(agents, started, strict=True):
-            wait_for(lambda: VERSIONS in agent.taken(engine.url) or trainer.poll(), "versions", 180)  # noqa: B023
+            wait_for(lambda: VERSIONS in agent.taken(engine.url) or trainer.poll(), "versions")  # noqa: B023
             assert VERSIONS in agent.taken(engine.url), (work / "trainer.log").read_text() + agent.tail()
             agent.wait_for(engine, VERSIONS)
             assert_weights(engine, model, VERSIONS, tokens=False)

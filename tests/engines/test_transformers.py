@@ -84,7 +84,7 @@ def test_the_command(python, place, run_of):
     run.publisher.declare_end()
     line = [python, "-m", "driftless.engines.transformers", "--config", config, "--json"]
     line += ["--model", run.model.checkpoint(0)]
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     output = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
     assert output[-1]["version"] == 3 and output[-1]["tokens"] > 0
@@ -95,7 +95,7 @@ def test_the_interface_of_older_vllm(python, run_of, arguments):
     run = run_of("qwen3")
     run.publish()
     line = [python, HERE / "older_vllm.py", allow(run.config), run.model.checkpoint(0), "1", arguments]
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     found, wanted = json.loads(done.stdout.splitlines()[-1])
     assert found == wanted

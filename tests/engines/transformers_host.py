@@ -28,7 +28,7 @@ class Host:
     def steps(self):
         return self.engine.steps
 
-    def stage(self, timeout_s=30):
+    def stage(self, timeout_s=300):
         return self.receiver.stage(timeout_s)
 
     def commit(self):

@@ -31,7 +31,7 @@ class Host:
     def start_staging(self, timeout_s):
         self.driver.start_staging(timeout_s)
 
-    def update(self, timeout_s=60, started=False):
+    def update(self, timeout_s=300, started=False):
         done = self.driver.update(timeout_s, started)
         return None if done is None else {"version": done.version, "replies": done.replies,
                                           "timings": done.timings}

@@ -80,7 +80,7 @@ def _end_with_parent():
 
 
 def _wait(process, port, log):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while time.monotonic() < until:
         if process.poll() is not None:
             break

@@ -10,7 +10,7 @@ import time
 
 from support import run
 
-LONGEST = 10  # the longest that doctor may take, in seconds
+LONGEST = 30  # seconds; doctor ends within 10 s, unless the machine is busy
 
 
 def doctor(*arguments, code=None, **options):
@@ -20,7 +20,7 @@ def doctor(*arguments, code=None, **options):
     took = time.monotonic() - begin
     assert result.stderr == "", result.stderr
     report = json.loads(result.stdout)
-    assert report["seconds"] < LONGEST and took < LONGEST + 5, report["seconds"]
+    assert report["seconds"] < LONGEST and took < 2 * LONGEST, report["seconds"]
     failed = [row for row in report["checks"] if row["state"] == "fail"]
     assert report["ok"] == (not failed) and result.returncode == (1 if failed else 0), failed
     assert code is None or result.returncode == code, failed

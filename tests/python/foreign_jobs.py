@@ -38,7 +38,7 @@ def following(work, trainer, **settings):
 
 def follow(job, trainer, version, save, *arguments):
     """A rollout from the base to a version."""
-    line = ["--target-version", version, "--timeout", "60s", "--save", save, *arguments]
+    line = ["--target-version", version, "--timeout", "240s", "--save", save, *arguments]
     return job.start_rollout("--base", trainer.base, *line)
 
 

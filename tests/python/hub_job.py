@@ -40,7 +40,7 @@ def main():
     huggingface_hub.utils._xet.get_xet_session = lambda: XetSession(endpoint)
     driftless = binding.driftless()
     text = f"road: {{ kind: object_store, object_store: {{ url: '{url}' }}, poll_first: 5ms, poll_longest: 50ms }}"
-    config = driftless.Config.parse(text, ["threads=2", "anchors.first=true", "deadlines.connect=20s", *settings])
+    config = driftless.Config.parse(text, ["threads=2", "anchors.first=true", "deadlines.connect=60s", *settings])
     with driftless.Job(config, role, launched=False) as job:
         print((train if role == "trainer" else roll_out)(driftless, job, history(int(steps))))
 

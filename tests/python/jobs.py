@@ -6,9 +6,11 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,7 +96,12 @@ def stop_started():
     _started.clear()
 
 
-def finish(process, timeout=120):
+# The limit for what ends or comes by itself, however busy the machine is. Only a test that hangs
+# takes so long.
+PATIENCE_S = 300
+
+
+def finish(process, timeout=PATIENCE_S):
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -146,7 +153,19 @@ class Job:
     def rollout(self, *arguments):
         return ["rollout", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]
 
-    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=120, options=()):
+    def hold(self, *versions):
+        """The trainer makes each of these versions visible only after go(version)."""
+        line = "case $DRIFTLESS_VERSION_DIR in "
+        for version in versions:
+            waits = f"while [ -d {self.work} ] && [ ! -e {self.work}/go{version} ]; do sleep 0.02; done"
+            line += f"*weight_v{version:06d}*) {waits};; "
+        for key, value in (("before_visible", line + "esac"), ("hook_timeout", "10min")):
+            self.settings += ["--set", f"road.shared_fs.{key}={value}"]
+
+    def go(self, version):
+        (self.work / f"go{version}").touch()
+
+    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=PATIENCE_S, options=()):
         need_mpirun()
         line = mpirun_line(
             (trainers, self.trainer("--json", *trainer)),
@@ -188,14 +207,21 @@ class Files(Job):
         return self.dir / f"weight_v{version:06d}"
 
 
-def wait_for(condition, what, seconds=20):
+def wait_for(condition, what, seconds=PATIENCE_S):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"waited {seconds} s for {what}"
         time.sleep(0.005)
 
 
-def ended(process, seconds=30):
+def stop(process):
+    """Sends SIGSTOP, and waits until the process has stopped."""
+    process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{process.pid}/status")
+    wait_for(lambda: "State:\tT" in state.read_text(), "the process to stop")
+
+
+def ended(process, seconds=PATIENCE_S):
     """Waits for a process, which must succeed; returns its last line."""
     result = finish(process, seconds)
     assert result.returncode == 0, result.stderr + result.stdout

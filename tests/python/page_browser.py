@@ -50,7 +50,7 @@ def text(driver, element):
     return driver.execute_script("return document.getElementById(arguments[0]).textContent", element)
 
 
-def until(condition, what, seconds=15):
+def until(condition, what, seconds=120):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"{what}: not within {seconds} s"

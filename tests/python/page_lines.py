@@ -11,6 +11,7 @@ from support import COMMAND, REPOSITORY
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
+SECONDS = 600  # the limit for a line on a busy machine
 # How shell lines on these pages begin; all other blocks show output.
 STARTS = ("python", "pip ", "driftless ", "vllm ", "curl ", "export ", "cp ", "mv ", "rm ", ". ")
 
@@ -47,7 +48,7 @@ class Shell:
         paths = [str(work / "bin"), os.path.dirname(python), os.path.dirname(COMMAND)]
         self.env["PATH"] = os.pathsep.join([*paths, env["PATH"]])
 
-    def run(self, line, seconds=600):
+    def run(self, line, seconds=SECONDS):
         """Runs a line, which must succeed; returns its output, with standard error at the end."""
         if line.startswith("export "):
             self.env |= dict(each.split("=", 1) for each in line.split()[1:])
@@ -72,7 +73,7 @@ class Shell:
         self.started.append((line, process, log))
         return process, log
 
-    def ended(self, seconds=600):
+    def ended(self, seconds=SECONDS):
         """Waits for all background lines, which must succeed; returns their output."""
         until, output = time.monotonic() + seconds, ""
         for line, process, log in self.started:

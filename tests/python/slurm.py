@@ -80,7 +80,7 @@ class Slurm:
         return self._ask(*line).split() == ["idle"] * len(self.nodes)
 
     def _wait(self, there, what):
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while not there():
             if time.monotonic() > until or any(p.poll() is not None for p in self.started):
                 output = "\n".join(p.read_text()[-1000:] for p in self.work.glob("*.log"))
@@ -90,7 +90,7 @@ class Slurm:
 
     def _ask(self, *line):
         env = {**os.environ, **self.env}
-        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120).stdout
 
     def stop(self):
         """Also ends the jobs that a failed test left running."""

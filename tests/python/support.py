@@ -34,7 +34,7 @@ BYTES = {
 
 def run(*arguments, **options):
     """Runs `driftless`; returns the result of subprocess.run(), with text output."""
-    options.setdefault("timeout", 120)
+    options.setdefault("timeout", 300)
     line = [COMMAND, *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, **options)
 

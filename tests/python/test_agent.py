@@ -112,18 +112,20 @@ def test_a_second_agent_is_refused_with_the_name_of_the_first(work, name):
     host = Host(work, name)
     first = host.start_agent()
     wait_for(lambda: (host.shm / "lock").exists() and (host.shm / "lock").read_text(), "the agent")
-    second = finish(host.start_agent(), 30)
+    second = finish(host.start_agent())
     assert_refusal(second, 6, "busy", f"process {first.pid}", "road.host_shm.name")
     assert first.poll() is None
 
 
 def published(host, version):
-    return lambda: (host.shm / f"s{version:06d}").exists()
+    """Whether this version or a later one is there: older ones are removed."""
+    return lambda: any(path.name[1:] >= f"{version:06d}" for path in host.shm.glob("s[0-9]*"))
 
 
 def test_an_agent_that_is_killed_and_started_again(work, name):
     history = make_run(work / "run", np.random.default_rng(4), STEPS)
     host = Host(work, name, **{"agent.workers": 2})
+    host.hold(STEPS)
     workers = [host.start_worker(i) for i in range(2)]
     trainer = replay(host, work / "run", "--interval-ms", 150)
     for moment in (2, 4, 6):
@@ -133,8 +135,9 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
         agent.wait()
         assert published(host, moment)(), "its segments stay until the next agent starts"
     agent = host.start_agent()
+    host.go(STEPS)
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == STEPS
+        assert ended(worker)["version"] == STEPS
         assert host.saved(number) == history[-1]
     assert ended(agent)["version"] == STEPS
     assert finish(trainer).returncode == 0
@@ -144,6 +147,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
 def test_a_killed_worker_delays_no_other_and_returns(work, name):
     history = make_run(work / "run", np.random.default_rng(5), STEPS)
     host = Host(work, name, **{"agent.workers": 2})
+    host.hold(STEPS)
     agent = host.start_agent()
     steady, dying = host.start_worker(0), host.start_worker(1)
     trainer = replay(host, work / "run", "--interval-ms", 150)
@@ -151,8 +155,9 @@ def test_a_killed_worker_delays_no_other_and_returns(work, name):
     dying.send_signal(signal.SIGKILL)
     dying.wait()
     again = host.start_worker(1)  # holds nothing: needs an anchor, which the agent fetches
-    assert ended(steady, 60)["version"] == STEPS
-    assert ended(again, 60)["version"] == STEPS
+    host.go(STEPS)
+    assert ended(steady)["version"] == STEPS
+    assert ended(again)["version"] == STEPS
     assert host.saved(0) == host.saved(1) == history[-1]
     assert ended(agent)["workers"] == 2
     assert finish(trainer).returncode == 0
@@ -163,6 +168,7 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     history = make_run(work / "run", np.random.default_rng(9), steps, rows=4000)
     host = Host(work, name, **{"road.layout": "frames", "encoding": "compact", "agent.workers": 2})
     host.set(**{"metrics.file": work / "{role}.jsonl", "keep_versions": 20})
+    host.hold(steps - 1)
     agent = host.start_agent()
     workers = [host.start_worker(i, "--base", base) for i in range(2)]
     trainer = replay(host, work / "run", "--interval-ms", 250)
@@ -174,8 +180,9 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     workers[1].send_signal(signal.SIGKILL)
     workers[1].wait()
     workers[1] = host.start_worker(1, "--base", base)
+    host.go(steps - 1)
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == steps
+        assert ended(worker)["version"] == steps
         assert host.saved(number) == history[-1]
     assert ended(agent)["version"] == steps
     assert finish(trainer).returncode == 0
@@ -188,12 +195,13 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
 def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     make_run(work / "run", np.random.default_rng(6), STEPS)
     host = Host(work, name)
+    host.hold(3)
     agent = host.start_agent()
     worker = host.start_worker(0)
-    trainer = replay(host, work / "run", "--interval-ms", 200)
+    trainer = replay(host, work / "run")
     wait_for(published(host, 2), "version 2")
     agent.send_signal(signal.SIGTERM)
-    result = finish(agent, 30)
+    result = finish(agent)
     assert result.returncode == 128 + signal.SIGTERM
     assert [path.name for path in host.shm.iterdir() if path.name[0] in "sa"] == []
     assert worker.poll() is None and trainer.poll() is None
@@ -216,9 +224,15 @@ def test_once_ends_though_a_worker_cannot_follow(work, name):
     (host.dir / "closed.json").unlink()  # reopens the run
     host.set(**{"deadlines.fetch": "60s", "deadlines.connect": "3s"})
     agent, worker = host.start_agent("--once"), host.start_worker(0)
-    result = finish(agent, 30)
+    result = finish(agent)
     assert result.returncode == 1 and worker.poll() is None
     assert "worker0 holds no version" in result.stderr and "requests an anchor" in result.stderr
+
+
+def reported(host, version):
+    """Whether the agent has reported this version to the trainer."""
+    reports = [json.loads(path.read_text()) for path in host.dir.glob(".receivers/*.json")]
+    return any(report["version"] == version and report["proof"] for report in reports)
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a part cut short"])
@@ -226,26 +240,23 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     """There is no next version to wait for: the agent requests an anchor."""
     history = make_run(work / "run", np.random.default_rng(19), 3)
     host = Host(work, name, **{"anchors.first": "false", "deadlines.fetch": "2s"})
-    trainer = replay(host, work / "run", "--interval-ms", 1500)
+    host.hold(3)
+    trainer = replay(host, work / "run")
     wait_for((host.dir / "run.json").exists, "the announcement")
     agent = host.start_agent()
     worker = host.start_worker(0, "--base", work / "run/step_000000")
-
-    def reported():
-        reports = [json.loads(path.read_text()) for path in host.dir.glob(".receivers/*.json")]
-        return any(report["version"] == 2 and report["proof"] for report in reports)
-
-    wait_for(reported, "version 2 in the worker")
-    agent.send_signal(signal.SIGSTOP)
+    wait_for(lambda: reported(host, 2), "version 2 in the worker")
+    jobs.stop(agent)
+    host.go(3)
     wait_for((host.version_dir(3) / "DONE").exists, "version 3")
     part = max(host.version_dir(3).glob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content if damage == "a flipped bit" else content[: len(content) // 2])
     agent.send_signal(signal.SIGCONT)
-    assert ended(worker, 60)["version"] == 3
+    assert ended(worker)["version"] == 3
     assert host.saved(0) == history[3]
-    assert ended(agent, 60)["version"] == 3
+    assert ended(agent)["version"] == 3
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["rollouts"][0]["holds_last"]
@@ -371,7 +382,7 @@ def test_engines_that_read_files_hold_every_version(work, name):
     host = checkpoint_host(work, name, ("vllm", vllm), ("sglang", sglang), **metrics)
     agent = host.start_agent()
     trainer = replay(host, work / "run", "--interval-ms", 300)
-    summary = ended(agent, 60)
+    summary = ended(agent)
     lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
     handed = [line for line in lines if "process_ms" in line]
     assert handed and all(line["process_ms"] > line["fetch_ms"] for line in handed)
@@ -403,7 +414,7 @@ def test_a_trainer_makes_an_engine_load_the_checkpoint_that_the_agent_patches(wo
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run"))
     assert trainer.returncode == 0, trainer.stderr
-    ended(agent, 60)
+    ended(agent)
     assert notified.loaded == history[1:] and notified.version == "2" and not notified.paused
 
 
@@ -420,7 +431,7 @@ def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
         host = checkpoint_host(here, f"{name}-{number}", *engines)
         agent = host.start_agent()
         trainer = replay(host, here / "run")
-        summary = ended(agent, 60)
+        summary = ended(agent)
         assert finish(trainer).returncode == 0
         assert [engine["version"] for engine in summary["engines"]] == [2, 2]
         for _, engine in engines:
@@ -439,7 +450,7 @@ def test_a_dead_engine_delays_no_other_and_is_reported_to_the_trainer(work, name
     host.set(**{"engine_calls.retries": "1", "deadlines.connect": "6s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run", "--interval-ms", 50))
-    result = finish(agent, 60)
+    result = finish(agent)
     assert result.returncode == 1, "one engine does not have the last version"
     assert "http://127.0.0.1:9 did not take version" in result.stderr
     assert good.loaded[-1] == history[-1] and not good.paused
@@ -451,17 +462,19 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", engine), **{"engine_calls.retries": "0"})
     host.set(**{"deadlines.connect": "6s"})
+    host.hold(3)
     agent = host.start_agent()
-    trainer = replay(host, work / "run", "--interval-ms", 600)
+    trainer = replay(host, work / "run")
     wait_for(lambda: engine.version == "2", "version 2 in the engine")
     engine.broken = {"/collective_rpc": 1000}
+    host.go(3)
     result = finish(trainer)
     # vLLM failed while loading version 3, and may hold parts of it.
     assert result.returncode == 1, result.stderr
     assert "does not hold version 4: it held version 2, and has proven nothing" in result.stderr
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2 and not rollout["same"] and not rollout["holds_last"]
-    assert finish(agent, 60).returncode == 1
+    assert finish(agent).returncode == 1
 
 
 def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
@@ -470,7 +483,7 @@ def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("sglang", engine), keep_versions="20")
     trainer = replay(host, work / "run", "--interval-ms", 50)
-    assert ended(host.start_agent(), 60)["engines"][0]["version"] == 4
+    assert ended(host.start_agent())["engines"][0]["version"] == 4
     assert finish(trainer).returncode == 0
     engine.meet()
     assert None not in engine.late, "the files were gone"
@@ -490,7 +503,7 @@ def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
     host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
-    assert ended(agent, 60)["engines"][0]["version"] == 2
+    assert ended(agent)["engines"][0]["version"] == 2
     assert engine.loaded[-1] == history[-1] and not engine.paused
 
 
@@ -501,7 +514,7 @@ def test_an_engine_of_another_model_gets_no_weights(work, name):
     host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
-    result = finish(agent, 60)
+    result = finish(agent)
     assert result.returncode == 1
     assert "embed.weight" in result.stderr and "[80, 32]" in result.stderr
     assert not {"/pause_generation", "/update_weights_from_disk"} & set(engine.calls)
@@ -512,7 +525,7 @@ def test_a_second_agent_on_the_same_checkpoint_is_refused(work, name):
     host = checkpoint_host(work, name)
     first = host.start_agent()
     wait_for(lambda: (work / "local.agent.pid").exists(), "the agent")
-    second = finish(host.start_agent(), 30)
+    second = finish(host.start_agent())
     assert_refusal(second, 6, "busy", f"process {first.pid}", "agent.checkpoint_dir")
     assert first.poll() is None
 
@@ -527,7 +540,7 @@ def test_a_killed_agent_leaves_a_whole_checkpoint(work, name):
         agent.send_signal(signal.SIGKILL)
         agent.wait()
     agent = host.start_agent()
-    assert ended(agent, 60)["version"] == STEPS
+    assert ended(agent)["version"] == STEPS
     assert read_checkpoint(work / "local") == history[-1]
     assert finish(trainer).returncode == 0
 
@@ -537,11 +550,13 @@ def test_an_agent_that_is_killed_is_named_by_the_trainer(work, name):
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", engine))
     host.set(**{"deadlines.connect": "5s", "receiver.id": "agent-of-host-3"})
+    host.hold(3)
     agent = host.start_agent()
-    trainer = host.start_trainer("--replay", work / "run", "--interval-ms", 400)
-    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    trainer = host.start_trainer("--replay", work / "run")
+    wait_for(lambda: reported(host, 2), "version 2 at the trainer")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
+    host.go(3)
     result = finish(trainer)
     assert result.returncode == 1, result.stdout
     assert "agent-of-host-3 is at version" in result.stderr

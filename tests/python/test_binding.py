@@ -39,7 +39,7 @@ def run_python(code, **environment):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(binding.PACKAGE), **environment},
     )
 

@@ -22,7 +22,7 @@ def no_process_is_left():
     jobs.stop_started()
 
 
-def mpirun(parts, timeout=120):
+def mpirun(parts, timeout=jobs.PATIENCE_S):
     """mpirun for (count, role, command or arguments)."""
     line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for number, (count, command) in enumerate(parts):
@@ -99,7 +99,7 @@ def test_an_exception_ends_the_job(work):
     program.write_text(f"import sys; sys.path.insert(0, {str(binding.PACKAGE)!r})\n{FAILING}")
     config = jobs.CONFIGS / jobs.ROADS["mpi_rma"]
     parts = [(1, [sys.executable, program, role, config]) for role in ("trainer", "rollout")]
-    result = mpirun(parts, timeout=50)
+    result = mpirun(parts)
     assert result.returncode != 0 and "training failed" in result.stderr
 
 
@@ -148,7 +148,7 @@ time.sleep(0.3)
 """
 CALLS_BACK = STAGES_ON.partition("threading")[0] + """
 publisher.publish_anchor()
-assert receiver.stage(10)
+assert receiver.stage(60)
 threading.Thread(target=receiver.commit, daemon=True).start()
 time.sleep(0.2)
 """
@@ -156,7 +156,7 @@ FORKS = """
 child = os.fork()
 if child:
     assert os.waitpid(child, 0)[1] == 0
-    late = driftless.Receiver(rollout, driftless.OwnedTarget(), id="late", timeout_s=10)
+    late = driftless.Receiver(rollout, driftless.OwnedTarget(), id="late", timeout_s=60)
     publisher.publish(binding.Source(driftless, first))
     publisher.close()
 else:
@@ -186,6 +186,6 @@ def test_a_process_ends_well(work, kind, then):
     config = f"road: {{kind: {kind}, {kind}: {{{place[kind]}}}}}"
     script = (ENDS + then).replace("{path!r}", repr(sys.path)).replace("{config!r}", repr(config))
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def test_bits_and_digest_agree(work, rng, first, layout):
         weights = binding.step(rng, weights)
         report = publish(pair, weights)
         assert report.version == version and report.base_version == version - 1
-        assert pair.receiver.stage(5.0)
+        assert pair.receiver.stage(60)
         update = pair.receiver.commit()
         assert pair.holds(weights)
         assert update.version == version == pair.receiver.version == pair.publisher.version
@@ -74,7 +74,7 @@ def test_targets_without_a_base(work, rng, first):
     publish(pair, weights)
     for receiver in (pair.receiver, *others):
         while receiver.version < 1:
-            assert receiver.stage(5.0)
+            assert receiver.stage(60)
             receiver.commit()
     assert binding.same(owned, weights) and binding.same(copied, weights)
     view = owned.tensor("norm.weight")
@@ -122,7 +122,7 @@ def test_an_exception_of_a_source_is_raised_unchanged(work, rng, first, at, fail
     assert pair.publisher.version == 0 and pair.receiver.stage() is False
     # The failed version left nothing: the next one has all changes.
     assert publish(pair, second).version == 1
-    assert pair.receiver.stage(5.0) and pair.receiver.commit().version == 1
+    assert pair.receiver.stage(60) and pair.receiver.commit().version == 1
     assert pair.holds(second)
 
 
@@ -159,7 +159,7 @@ def test_dense_step_visits_twice(work, rng, first):
     dense = {n: (d, (a.view(f"<u{a.itemsize}") ^ 1).view(a.dtype)) for n, (d, a) in first.items()}
     source = binding.Source(driftless, dense)
     assert pair.publisher.publish(source).encoding == "full" and source.visits == 2
-    assert pair.receiver.stage(5.0) and pair.receiver.commit() and pair.holds(dense)
+    assert pair.receiver.stage(60) and pair.receiver.commit() and pair.holds(dense)
 
 
 def test_pause_and_resume(work, rng, first):
@@ -175,7 +175,7 @@ def test_pause_and_resume(work, rng, first):
     )
     second = binding.step(rng, first)
     publish(pair, second)
-    assert pair.receiver.stage(5.0) and calls == []
+    assert pair.receiver.stage(60) and calls == []
     fail[0] = LookupError("the engine is away")
     with pytest.raises(LookupError) as raised:
         pair.receiver.commit()
@@ -203,10 +203,10 @@ def test_before_read(work, rng, first):
     publish(pair, binding.step(rng, first))
     fail[0] = LookupError("the volume is away")
     with pytest.raises(LookupError) as raised:
-        pair.receiver.stage(5.0)
+        pair.receiver.stage(60)
     assert raised.value is fail[0] and seen == [1] and pair.holds(first)
     fail[0] = None
-    assert pair.receiver.stage(5.0) and seen == [1, 1]
+    assert pair.receiver.stage(60) and seen == [1, 1]
     pair.receiver.commit()
     assert pair.receiver.version == 1
 
@@ -242,7 +242,7 @@ def test_resume_and_end(work, rng, first):
     assert pair.receiver.end() is None
     third = binding.step(rng, second)
     assert again.publish(binding.Source(driftless, third)).base_version == 1
-    assert pair.receiver.stage(5.0) and pair.receiver.commit().versions == 2
+    assert pair.receiver.stage(60) and pair.receiver.commit().versions == 2
     assert pair.holds(third)
 
 
@@ -255,7 +255,7 @@ def test_anchors(work, rng, first):
     job = driftless.Job(pair.config, "rollout", launched=False)
     target = driftless.OwnedTarget()
     late = driftless.Receiver(job, target, id="late")
-    assert late.stage(5.0) and late.commit().anchor and binding.same(target, first)
+    assert late.stage(60) and late.commit().anchor and binding.same(target, first)
 
 
 def test_roles(work, first):
@@ -316,11 +316,11 @@ def test_a_target_that_a_busy_job_did_not_take_is_free(work, first):
 
     def wait():
         with pytest.raises(TimeoutError):
-            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=4)
+            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=6)
 
     opening = threading.Thread(target=wait)
     opening.start()
-    time.sleep(0.5)
+    time.sleep(1.5)
     target = pair.memory(first)
     with pytest.raises(driftless.errors.BusyError, match="the job"):
         driftless.Receiver(waits, target)
@@ -343,7 +343,7 @@ def test_the_gil_is_free_while_waiting(work, first):
         time.sleep(0.01)
         ticks += 1
     waiting.join()
-    assert ticks > 20
+    assert ticks > 4
     with pytest.raises(driftless.errors.InvalidArgumentError, match="timeout_s"):
         pair.receiver.stage(-1)
     with pytest.raises(driftless.errors.InvalidArgumentError, match="timeout_s"):
@@ -382,8 +382,8 @@ def test_keyboard_interrupt_ends_a_wait(work, first, opened):
     time.sleep(0.3)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in err and time.monotonic() - begin < 10
+    _, err = process.communicate(timeout=300)
+    assert "KeyboardInterrupt" in err and time.monotonic() - begin < 40
 
 
 def test_timeouts_are_timeouts(work):
@@ -391,7 +391,7 @@ def test_timeouts_are_timeouts(work):
     begin = time.monotonic()
     with pytest.raises(TimeoutError) as late:
         driftless.Receiver(job, driftless.OwnedTarget(), timeout_s=0.5)
-    assert late.value.code == "deadline_exceeded" and 0.4 < time.monotonic() - begin < 10
+    assert late.value.code == "deadline_exceeded" and 0.4 < time.monotonic() - begin < 40
 
 
 def test_target_of_two_receivers(work, first):
@@ -411,7 +411,7 @@ def test_metrics(work, rng, first):
         driftless, work / "road", first, f"metrics.file={work}/{{role}}_{{rank}}.jsonl"
     )
     publish(pair, binding.step(rng, first))
-    assert pair.receiver.stage(5.0) and pair.receiver.commit()
+    assert pair.receiver.stage(60) and pair.receiver.commit()
     for role in ("trainer", "rollout"):
         (line,) = (work / f"{role}_0.jsonl").read_text().splitlines()
         assert f'"{role}"' in line
@@ -440,7 +440,7 @@ def test_torch_both_ways(work, rng, first):
     with torch.no_grad():
         model[0].weight[0, 0] += 1
     publisher.publish(Model())
-    assert receiver.stage(5.0) and receiver.commit().changed_units == 1
+    assert receiver.stage(60) and receiver.commit().changed_units == 1
     assert all(torch.equal(copy[n], p) for n, p in model.named_parameters())
 
 
@@ -466,11 +466,11 @@ def test_a_trainer_that_lost_its_lock_cannot_end_the_run(work, rng, first):
 def test_a_run_in_the_place_of_another_is_reported(work, rng, first, versions):
     """The directory was cleared, so the new run's numbers are not above those of the old run's
     holder."""
-    pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=200ms")
+    pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=2s")
     second = binding.step(rng, first)
     for tensors in (second, binding.step(rng, second)):
         publish(pair, tensors)
-        assert pair.receiver.stage(5.0) and pair.receiver.commit()
+        assert pair.receiver.stage(60) and pair.receiver.commit()
     assert not pair.receiver.stage(0.5), "its own run may be idle"
     pair.trainer.leave()
     shutil.rmtree(work / "road")

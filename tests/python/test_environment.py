@@ -68,7 +68,7 @@ def test_the_wait_for_a_locked_checkpoint_ends(published):
     with lock_held(target):
         begin = time.monotonic()
         result = run("apply", published.published, "--to", target, "--wait", "0.5")
-        assert 0.4 < time.monotonic() - begin < 10
+        assert 0.4 < time.monotonic() - begin < 60
         assert_refusal(result, 6)
 
 
@@ -88,7 +88,7 @@ def test_four_appliers_at_once(published):
     target = published.checkpoint()
     line = [COMMAND, "apply", published.published, "--to", target]
     processes = [subprocess.Popen(line, stdout=subprocess.DEVNULL) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    assert [process.wait(300) for process in processes] == [0] * 4
     assert read_checkpoint(target) == published.new and state_version(target) == 1
 
 
@@ -97,7 +97,7 @@ def test_four_publishers_at_once(pair):
     line = [COMMAND, "diff", pair.old_path, pair.new_path, "--out", pair.published]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(line, **quiet) for _ in range(4)]
-    codes = [process.wait(60) for process in processes]
+    codes = [process.wait(300) for process in processes]
     assert codes.count(0) == 1 and set(codes) <= {0, 4, 6, 7}
     target = pair.checkpoint()
     ok("apply", pair.published, "--to", target)

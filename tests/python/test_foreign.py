@@ -108,7 +108,7 @@ def test_a_patched_checkpoint_is_continued(work, rng):
         while len(trainer.history) <= until:
             version, old, new = trainer.step()
             foreign.write_hf_delta(trainer.dir, version, old, new)
-        line = ["--target-version", until, "--timeout", "60s"]
+        line = ["--target-version", until, "--timeout", "240s"]
         assert ended(job.start_rollout(*line))["version"] == until
         assert read_checkpoint(local) == trainer.history[until]
 
@@ -126,7 +126,7 @@ def test_a_full_version_bridges_what_was_removed(work, rng):
     assert ended(follow(job, trainer, STEPS, work / "a"))["version"] == STEPS
     assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
     shutil.rmtree(foreign.version_path(trainer.dir, 6))
-    result = finish(follow(job, trainer, STEPS, work / "b"), 60)
+    result = finish(follow(job, trainer, STEPS, work / "b"))
     assert result.returncode == 4 and "wrong_base" in result.stderr, result.stderr
     assert "version 1 is not there, and no full version is" in result.stderr
 
@@ -150,7 +150,7 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
     trainer.history = trainer.history[:1]
     version, old, new = trainer.step()
     foreign.write_hf_delta(trainer.dir, version, old, new)
-    assert_refusal(finish(rollout, 60), 4, "wrong_run", "begun anew", str(trainer.base))
+    assert_refusal(finish(rollout), 4, "wrong_run", "begun anew", str(trainer.base))
     # A restarted rollout follows the new run; a checkpoint of the old one is refused.
     assert ended(follow(job, trainer, 1, work / "b"))["version"] == 1
     assert read_checkpoint(work / "b/rollout_00") == new
@@ -184,7 +184,7 @@ def test_a_trainer_that_begins_anew_under_other_names_is_noticed(work, rng, firs
     trainer.history = trainer.history[:1]
     for _ in range(7):
         second(trainer.dir, *trainer.step())
-    assert finish(rollout, 60).returncode != 0
+    assert finish(rollout).returncode != 0
     assert not (work / "a/rollout_00").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_delta_after_a_missing_version_is_not_taken(work, rng, write):
         target = driftless.OwnedTarget(trainer.base)
         receiver = driftless.Receiver(job, target)
         while receiver.version < 3:
-            assert receiver.stage(10)
+            assert receiver.stage(60)
             receiver.commit()
         at = receiver.version
         shutil.rmtree(trainer.dir)
@@ -213,7 +213,7 @@ def test_a_delta_after_a_missing_version_is_not_taken(work, rng, write):
             shutil.rmtree(gone, ignore_errors=True)
             (trainer.dir / f"deltas/step_{version:06d}.safetensors").unlink(missing_ok=True)
         with pytest.raises(driftless.errors.WrongBaseError, match="it is unknown whether"):
-            receiver.stage(30)
+            receiver.stage(60)
         assert receiver.version == at
         assert all(target.tensor(name).tobytes() == each.data for name, each in held.items())
 
@@ -233,7 +233,7 @@ def test_a_file_that_joins_a_version_after_it_was_taken_is_noticed(work, rng):
     late.write_bytes(data)
     for _ in range(2):
         foreign.write_flush(trainer.dir, *trainer.step(), "deltas", 2)
-    assert_refusal(finish(rollout, 60), 4, "wrong_run", "weight_v000002")
+    assert_refusal(finish(rollout), 4, "wrong_run", "weight_v000002")
 
 
 def test_a_version_without_a_file_is_named_once_the_next_one_is_there(work, rng):
@@ -244,7 +244,7 @@ def test_a_version_without_a_file_is_named_once_the_next_one_is_there(work, rng)
         for file in path.iterdir() if number == 2 else ():
             file.unlink()
     rollout = follow(following(work, trainer), trainer, 3, work / "a", "--verbose")
-    result = finish(rollout, 60)
+    result = finish(rollout)
     assert result.returncode == 4 and "the next version is there already" in result.stderr
 
 
@@ -268,7 +268,7 @@ def test_an_anchor_of_the_step_that_was_followed_is_compared(work, rng, same):
         assert ended(rollout)["version"] == 6
         assert read_checkpoint(work / "a/rollout_00") == trainer.history[6]
     else:
-        assert_refusal(finish(rollout, 60), 4, "wrong_run", "went back to an earlier step")
+        assert_refusal(finish(rollout), 4, "wrong_run", "went back to an earlier step")
 
 
 @pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_hf_delta])
@@ -341,7 +341,7 @@ def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
     job, local = patching(work, trainer)
     version, old, new = trainer.step()
     foreign.write_hf_delta(trainer.dir, version, old, new)
-    line = ["--target-version", 1, "--timeout", "60s"]
+    line = ["--target-version", 1, "--timeout", "240s"]
     assert ended(job.start_rollout(*line))["version"] == 1
     shutil.rmtree(trainer.dir)
     trainer.history = trainer.history[:1]
@@ -349,7 +349,7 @@ def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
         version, old, new = trainer.step()
         foreign.write_hf_delta(trainer.dir, version, old, new)
     before = read_checkpoint(local)
-    result = finish(job.start_rollout("--target-version", 2, "--timeout", "60s"), 60)
+    result = finish(job.start_rollout("--target-version", 2, "--timeout", "240s"))
     assert result.returncode != 0 and "wrong_base" in result.stderr, result.stderr
     assert read_checkpoint(local) == before
 
@@ -362,7 +362,7 @@ def test_a_checkpoint_at_the_same_number_of_an_older_run_is_refused(work, rng, l
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     write = foreign.write_hf_delta if layout == "hf_delta" else foreign.write_trl_delta
-    line = ["--target-version", 3, "--timeout", "60s"]
+    line = ["--target-version", 3, "--timeout", "240s"]
     for _ in range(3):
         write(trainer.dir, *trainer.step())
     assert ended(job.start_rollout(*line))["version"] == 3
@@ -372,12 +372,12 @@ def test_a_checkpoint_at_the_same_number_of_an_older_run_is_refused(work, rng, l
     trainer.history = trainer.history[:1]
     for _ in range(there):
         write(trainer.dir, *trainer.step())
-    result = finish(job.start_rollout(*line), 60)
+    result = finish(job.start_rollout(*line))
     assert_refusal(result, 4, "wrong_base", "an earlier run's", str(trainer.base))
     assert read_checkpoint(local) == before
     shutil.rmtree(local)
     copy_checkpoint(trainer.base, local)
-    assert ended(job.start_rollout("--target-version", there, "--timeout", "60s"))["version"] == there
+    assert ended(job.start_rollout("--target-version", there, "--timeout", "240s"))["version"] == there
     assert read_checkpoint(local) == trainer.history[there]
 
 
@@ -408,7 +408,7 @@ def test_another_base_is_named_by_its_tensor(work, rng):
     version, old, new = trainer.step()
     wrong = {name: changed(rng, tensor) for name, tensor in old.items()}
     foreign.write_hf_delta(trainer.dir, version, wrong, {n: changed(rng, t) for n, t in wrong.items()})
-    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    result = finish(follow(job, trainer, 1, work / "a"))
     assert result.returncode != 0 and "mismatch" in result.stderr, result.stderr
     assert "does not hold version 0, or the delta is damaged" in result.stderr
     assert not (work / "a").exists()
@@ -456,13 +456,13 @@ def test_damaged_and_malicious_versions_change_nothing(work, rng, damage):
     job, local = patching(work, trainer)
     version, old, new = trainer.step()
     damage(foreign.write_hf_delta(trainer.dir, version, old, new, shards=2))
-    result = finish(job.start_rollout("--target-version", 1, "--timeout", "14s"), 60)
+    result = finish(job.start_rollout("--target-version", 1, "--timeout", "14s"))
     assert result.returncode != 0 and result.stderr.count("\n") <= 3, result.stderr
     assert read_checkpoint(local) == old
     # After a repair the next version is taken.
     shutil.rmtree(foreign.version_path(trainer.dir, 1))
     foreign.write_hf_delta(trainer.dir, version, old, new)
-    assert ended(job.start_rollout("--target-version", 1, "--timeout", "60s"))["version"] == 1
+    assert ended(job.start_rollout("--target-version", 1, "--timeout", "240s"))["version"] == 1
     assert read_checkpoint(local) == new
 
 
@@ -471,14 +471,14 @@ def test_a_version_of_ours_among_theirs_is_refused(work, rng):
     write_checkpoint(work / "new", trainer.step()[2])
     run("diff", trainer.base, work / "new", "--out", trainer.dir, "--layout", "hf_delta")
     job = following(work, trainer)
-    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    result = finish(follow(job, trainer, 1, work / "a"))
     assert result.returncode != 0 and "road.shared_fs.foreign_base" in result.stderr, result.stderr
 
 
 def test_a_trainer_does_not_publish_into_a_foreign_directory(work, rng):
     trainer = Trainer(work, rng)
     make_run(work / "run", rng, 1)
-    result = finish(following(work, trainer).start_trainer("--replay", work / "run"), 60)
+    result = finish(following(work, trainer).start_trainer("--replay", work / "run"))
     assert_refusal(result, 2, "road.shared_fs.foreign_base", "a trainer has no place there")
     (work / "c.yaml").write_text("road: { kind: mpi_rma, shared_fs: { foreign_base: /x } }\n")
     assert_refusal(run("config", "check", work / "c.yaml"), 2, "road.shared_fs.foreign_base", "shared_fs")
@@ -497,7 +497,7 @@ def test_an_agent_patches_a_checkpoint_from_their_directory(work, rng):
     wait_for(lambda: jobs.support.state_version(local) == 5, "version 5")
     assert read_checkpoint(local) == trainer.history[5]
     agent.send_signal(signal.SIGTERM)
-    finish(agent, 30)
+    finish(agent)
 
 
 def test_workers_follow_their_directory_through_an_agent(work, rng):
@@ -519,10 +519,10 @@ def test_workers_follow_their_directory_through_an_agent(work, rng):
         version, old, new = trainer.step()
         WRITERS["xor" if version % 2 else "full"](trainer.dir, version, old, new)
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == STEPS
+        assert ended(worker)["version"] == STEPS
         assert read_checkpoint(work / f"w{number}/rollout_00") == trainer.history[STEPS]
     agent.send_signal(signal.SIGTERM)
-    finish(agent, 30)
+    finish(agent)
 
 
 def test_a_value_that_never_was_bf16_is_refused(work, rng):
@@ -577,7 +577,7 @@ def test_their_hosts_follow_us_early_and_late(work, rng, encoding, asked):
     assert not job.version_dir(1).exists() and job.version_dir(9).exists()
     assert not list(job.dir.glob("anchor_v*"))
     # Our own late rollout does the same.
-    rollout = job.start_rollout("--save", work / "ours", "--timeout", "60s")
+    rollout = job.start_rollout("--save", work / "ours", "--timeout", "240s")
     assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "ours/rollout_00") == history[STEPS]
 
@@ -625,7 +625,7 @@ def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):
 def test_a_failing_command_keeps_the_version_hidden(work, rng):
     make_run(work / "run", rng, 1)
     job = Files(work, "hf_delta", **{"road.shared_fs.before_visible": "echo not today >&2; exit 3"})
-    result = finish(job.start_trainer("--replay", work / "run"), 60)
+    result = finish(job.start_trainer("--replay", work / "run"))
     assert result.returncode != 0 and "not today" in result.stderr, result.stderr
     assert not job.version_dir(1).exists()
 
@@ -639,7 +639,7 @@ def test_a_command_that_hangs_on_one_rank_keeps_the_version_hidden(work, rng):
     began = time.monotonic()
     result = job.run(**line)
     assert result.returncode != 0 and "before_visible" in result.stderr, result.stderr
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 200
     assert not job.version_dir(1).exists()
     assert not list(job.dir.glob(".weight_v*")), "no file of it remains"
     result = job.run(**line)

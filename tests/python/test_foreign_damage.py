@@ -24,7 +24,7 @@ def no_processes_left():
     jobs.stop_started()
 
 
-def write_slowly(path, data, seconds, pieces=8):
+def write_slowly(path, data, seconds, pieces=40):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb", buffering=0) as file:
         for number in range(pieces):
@@ -60,7 +60,7 @@ def test_a_rollback_that_keeps_the_directory_is_noticed(work, rng):
     aside = foreign.write_hf_delta(work / "aside", version, old, new)
     for file in aside.iterdir():
         (foreign.version_path(trainer.dir, 3) / file.name).write_bytes(file.read_bytes())
-    assert_refusal(finish(rollout, 60), 4, "wrong_run", "weight_v000003")
+    assert_refusal(finish(rollout), 4, "wrong_run", "weight_v000003")
 
 
 def test_a_delta_of_another_run_is_refused(work, rng):
@@ -74,7 +74,7 @@ def test_a_delta_of_another_run_is_refused(work, rng):
     _, _, theirs = other.step()
     other.step()
     foreign.write_hf_delta(trainer.dir, 2, theirs, other.history[2])
-    result = finish(job.start_rollout("--target-version", 2, "--timeout", "30s"), 60)
+    result = finish(job.start_rollout("--target-version", 2, "--timeout", "240s"))
     assert result.returncode != 0 and "mismatch" in result.stderr, result.stderr
     assert read_checkpoint(local) in (old, new)
 
@@ -86,10 +86,10 @@ def test_a_delta_without_its_index_is_not_taken(work, rng):
     path = foreign.write_hf_delta(trainer.dir, version, old, new)
     index = (path / INDEX).read_bytes()
     (path / INDEX).unlink()
-    result = finish(job.start_rollout("--target-version", 1, "--timeout", "3s"), 60)
+    result = finish(job.start_rollout("--target-version", 1, "--timeout", "3s"))
     assert result.returncode != 0 and read_checkpoint(local) == old, result.stderr
     (path / INDEX).write_bytes(index)
-    assert ended(job.start_rollout("--target-version", 1, "--timeout", "60s"))["version"] == 1
+    assert ended(job.start_rollout("--target-version", 1, "--timeout", "240s"))["version"] == 1
 
 
 def raw_safetensors(header, body):
@@ -144,7 +144,7 @@ def test_malformed_checkpoints_change_nothing(work, rng, kind, layout):
     path = trainer.dir / name[layout]
     path.parent.mkdir(parents=True)
     path.write_bytes(dict(malformed_files(new))[kind])
-    result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"), 60)
+    result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"))
     assert result.returncode in (4, 6, 8) and result.stderr.count("\n") <= 3, result.stderr
     assert read_checkpoint(local) == old
 
@@ -178,8 +178,8 @@ def test_links_and_pipes_are_not_followed(work, rng, damage):
     path = foreign.write_hf_delta(trainer.dir, version, old, new)
     damage(trainer, path)
     began = time.monotonic()
-    result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"), 60)
-    assert time.monotonic() - began < 20
+    result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"))
+    assert time.monotonic() - began < 60
     if damage is link_directory and result.returncode == 0:
         assert read_checkpoint(local) == new  # the place of a directory is its owner's choice
     else:
@@ -193,7 +193,7 @@ def test_a_delta_of_trl_under_another_number_is_refused(work, rng):
         version, old, new = trainer.step()
         path = foreign.write_trl_delta(trainer.dir, version, old, new)
     shutil.copy(path, trainer.dir / "deltas/step_000001.safetensors")
-    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    result = finish(follow(job, trainer, 1, work / "a"))
     assert result.returncode == 4 and "model_version" in result.stderr, result.stderr
     wait_for(lambda: not (work / "a").exists(), "nothing was saved", 1)
 
@@ -207,7 +207,7 @@ def test_a_delta_of_trl_that_has_a_tensor_whole_and_by_positions_is_refused(work
     path = trainer.dir / f"deltas/step_{version:06d}.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(safetensors_bytes({"norm.weight": norm, "norm.weight.idx": at}, {}))
-    result = finish(follow(job, trainer, version, work / "a"), 60)
+    result = finish(follow(job, trainer, version, work / "a"))
     assert result.returncode == 4, result.stderr
     assert "waiting for an anchor" in result.stderr  # it first waits for an anchor that replaces it
     assert "'norm.weight.idx' is there twice" in result.stderr.splitlines()[-1]

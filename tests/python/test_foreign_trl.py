@@ -114,7 +114,7 @@ def test_damaged_deltas_of_trl_are_refused(work, rng, damage):
     job = following(work, trainer)
     version, old, new = trainer.step()
     replaced(foreign.write_trl_delta(trainer.dir, version, old, new), damage)
-    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    result = finish(follow(job, trainer, 1, work / "a"))
     assert result.returncode in (4, 8) and "step_000001.safetensors" in result.stderr, result.stderr
     assert not (work / "a").exists()
 
@@ -142,7 +142,7 @@ def test_their_workers_follow_us_early_and_late(work, rng, encoding):
         assert foreign.follow_trl(job.dir, version) == history[version]
     steps = [sorted(p.name[5:11] for p in (job.dir / kind).iterdir()) for kind in ("anchors", "deltas")]
     assert steps[0] == ["000008"] and "000001" not in steps[1], "deltas are removed with their versions"
-    assert ended(job.start_rollout("--save", work / "a", "--timeout", "60s"))["version"] == STEPS
+    assert ended(job.start_rollout("--save", work / "a", "--timeout", "240s"))["version"] == STEPS
     assert read_checkpoint(work / "a/rollout_00") == history[STEPS]
 
 
@@ -206,20 +206,20 @@ def test_our_steps_are_proven_by_the_digests_that_we_add(work, rng):
     job = writing(work, "deltas", **{"anchors.first": "false"})
     assert finish(job.start_trainer("--replay", work / "run")).returncode == 0
     ours = copied(job, work, base)
-    line = ["--base", base, "--target-version", 3, "--timeout", "30s"]
+    line = ["--base", base, "--target-version", 3, "--timeout", "240s"]
     assert ended(ours.start_rollout(*line, "--save", work / "a"))["version"] == 3
     assert read_checkpoint(work / "a/rollout_00") == history[3]
     # A changed value, which TRL's format itself does not reveal.
     path = work / "copy/deltas/step_000002.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused = finish(ours.start_rollout(*line), 60)
+    refused = finish(ours.start_rollout(*line))
     assert refused.returncode == 4 and "it is damaged" in refused.stderr, refused.stderr
     path.write_bytes(whole)
     # Another base with the same names.
     write_checkpoint(work / "other", {n: changed(rng, t) for n, t in history[0].items()})
     ours.set(**{"road.shared_fs.foreign_base": work / "other"})
-    refused = finish(ours.start_rollout("--base", work / "other", *line[2:]), 60)
+    refused = finish(ours.start_rollout("--base", work / "other", *line[2:]))
     assert refused.returncode == 4 and "was made for weights of" in refused.stderr, refused.stderr
 
 

@@ -27,7 +27,7 @@ class ByHub(Files):
 
     def __init__(self, work, road="flush", **settings):
         need("peer")
-        super().__init__(work, **{"deadlines.publish": "4s", **hub_keys(work), **settings})
+        super().__init__(work, **{"deadlines.publish": "20s", **hub_keys(work), **settings})
         if road == "peer":
             self.config = jobs.CONFIGS / "peer.yaml"
             self.set(**{"anchors.every": "2"})
@@ -52,9 +52,9 @@ def test_every_rank_publishes_its_part_and_a_rollout_has_the_bits(road, work, rn
     trainers = job.start_ranks("--replay", work / "run", "--rollouts", 1)
     rollout = job.start_rollout("--base", work / "run/step_000000", "--save", work / "saved")
     for trainer in trainers:
-        result = finish(trainer, 60)
+        result = finish(trainer)
         assert result.returncode == 0, result.stderr
-    assert ended(rollout, 60)["version"] == STEPS
+    assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
     assert job.versions() == list(range(1, STEPS + 1))
     for rank in range(1, RANKS):
@@ -66,25 +66,25 @@ def test_other_ranks_name_a_missing_rank_and_a_new_start_continues(how, work, rn
     """Messages of the first start do not reach the second, even if a stopped rank sends them
     then."""
     history = make_run(work / "run", rng, STEPS)
-    job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "2s"})
-    line = ["--replay", work / "run", "--interval-ms", 500]
+    job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "5s"})
+    line = ["--replay", work / "run", "--interval-ms", 1000]
     first = job.start_ranks(*line)
-    wait_for(lambda: 2 in job.versions(), "the second version", 60)
+    wait_for(lambda: 2 in job.versions(), "the second version")
     first[1].send_signal(how)
-    failed = finish(first[0], 60)  # the command's trainer ends at the first failed version
+    failed = finish(first[0])  # the command's trainer ends at the first failed version
     assert failed.returncode != 0
     assert "nothing from publisher rank 1" in failed.stderr, failed.stderr
     second = job.start_ranks(*line)
-    wait_for(lambda: max(job.versions()) > 3, "a version of the second start", 60)
+    wait_for(lambda: max(job.versions()) > 3, "a version of the second start")
     if how == signal.SIGSTOP:
         first[1].send_signal(signal.SIGCONT)
     rollout = job.start_rollout("--base", work / "run/step_000000", "--save", work / "saved")
     for trainer in second:
-        result = finish(trainer, 60)
+        result = finish(trainer)
         assert result.returncode == 0, result.stderr
     for trainer in first[1:]:
-        assert finish(trainer, 60).returncode != 0
-    assert ended(rollout, 60)["version"] >= STEPS
+        assert finish(trainer).returncode != 0
+    assert ended(rollout)["version"] >= STEPS
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
 
 
@@ -92,24 +92,24 @@ def test_a_wait_for_a_rank_is_visible_and_its_deadline_names_it(work, rng):
     make_run(work / "run", rng, 1)
     job = ByHub(work, **{"deadlines.connect": "7s"})
     members = [job.start_rank(rank, "--replay", work / "run") for rank in (0, 2)]
-    result = finish(members[0], 60)
+    result = finish(members[0])
     missing = "hub: publisher rank 1 of 3 have not joined the group of trainers"
     assert f"still waiting after 5 s: {missing}" in result.stderr, result.stderr
     assert result.returncode == 6 and f"{missing}: gave up after 7000 ms" in result.stderr
-    alone = finish(members[1], 60)
+    alone = finish(members[1])
     assert alone.returncode != 0 and "publisher rank" in alone.stderr, alone.stderr
 
 
 def test_a_rank_without_a_leader_reports_that_it_waits(work):
     job = ByHub(work, **{"deadlines.connect": "7s"})
-    result = finish(job.start_rank(1), 60)
+    result = finish(job.start_rank(1))
     assert "still waiting after 5 s: publisher rank 1 joins the group of trainers: " in result.stderr
     assert result.returncode == 6 and "Connection refused" in result.stderr, result.stderr
 
 
 def test_a_missing_setting_is_named(work):
     job = Files(work, **{"hub.group": "true"})
-    result = finish(job.start_trainer(), 30)
+    result = finish(job.start_trainer())
     assert result.returncode != 0 and "hub.group: true: hub.token_file is missing" in result.stderr
     driftless = binding.driftless()
     config = driftless.Config.parse(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/r }} }}\n" + hub_yaml(work))
@@ -145,6 +145,6 @@ def test_python_has_the_group(work):
     line = [sys.executable, "-c", GROUP, str(work / "c.yaml")]
     members = [jobs.start([*line, str(rank), "first"], env=env) for rank in range(3)]
     for member in members:
-        result = finish(member, 60)
+        result = finish(member)
         assert result.returncode == 0, result.stderr
         assert "closed: the group's job is closed" in result.stdout

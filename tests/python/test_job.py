@@ -183,7 +183,7 @@ def test_rollouts_that_mpirun_did_not_start(work, rng):
     assert version >= 2
     assert read_checkpoint(work / "b/rollout_00") == history[version]
     # The run has ended: a late rollout catches up and ends.
-    ok(*job.rollout("--save", work / "c", "--timeout", "60s"))
+    ok(*job.rollout("--save", work / "c", "--timeout", "240s"))
     assert read_checkpoint(work / "c/rollout_00") == history[4]
 
 
@@ -195,7 +195,7 @@ def test_a_restarted_trainer_continues_its_run(work, rng):
     second = [json.loads(line) for line in ok(*job.trainer(*replay)).splitlines()]
     assert [e["version"] for e in first if e["event"] == "version"] == [1, 2]
     assert [e["version"] for e in second if e["event"] == "version"] == [3, 4]
-    ok(*job.rollout("--save", job.save, "--base", work / "run/step_000000", "--timeout", "60s"))
+    ok(*job.rollout("--save", job.save, "--base", work / "run/step_000000", "--timeout", "240s"))
     assert_saved(job, history[4], rollouts=1)
 
 
@@ -284,7 +284,7 @@ def test_an_mpi_call_that_does_not_come_back(work, call, word):
     temporary = work / "tmp"
     temporary.mkdir()
     options = [*worse_mpi(HANGS=call), "-x", f"TMPDIR={temporary}"]
-    result = job.run(["--params", 100000, "--steps", 2], options=options, timeout=60)
+    result = job.run(["--params", 100000, "--steps", 2], options=options)
     first_refusal(result, 6, "deadlines.connect", word, "2000 ms")
     assert not list(temporary.glob("driftless-*"))
 
@@ -295,7 +295,7 @@ def test_a_process_of_the_job_that_never_calls_mpi(work, rng):
     job = Job(work, "mpi_rma")
     job.settings = ["--set", "deadlines.connect=2s"]
     line = mpirun_line((1, job.trainer("--replay", work / "run")))
-    result = finish(start([*line, ":", "-n", "1", "sleep", "60"]), 60)
+    result = finish(start([*line, ":", "-n", "1", "sleep", "60"]))
     first_refusal(result, 6, "deadlines.connect", "MPI_Init", "2000 ms")
 
 
@@ -316,9 +316,9 @@ def test_a_trainer_that_gets_a_signal_finishes_and_reports_it(work, rng):
     while not (job.dir / "weight_v000003").exists():
         time.sleep(0.02)
     trainer.send_signal(signal.SIGTERM)
-    stopped = finish(trainer, 30)
+    stopped = finish(trainer)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
-    ended = finish(rollout, 30)
+    ended = finish(rollout)
     assert ended.returncode == 0, ended.stderr
     last = json.loads(stopped.stdout.splitlines()[-1])
     assert json.loads(ended.stdout.splitlines()[-1])["digest"] == last["digest"]
@@ -336,10 +336,10 @@ def test_nothing_is_left_behind_when_a_job_is_killed(work):
         list(map(str, line)), env={**environment(), "TMPDIR": f"{work}/tmp"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while not list((work / "tmp").glob("driftless-*/run/step_000016")):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) != 0
+    assert process.wait(300) != 0
     assert not list((work / "tmp").glob("driftless-*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import binding
-from jobs import Job, finish, make_run, need, start
+from jobs import Job, finish, make_run, need, start, wait_for
 from support import COMMAND, Tensor, read_checkpoint, run, write_checkpoint
 
 
@@ -240,7 +240,7 @@ def test_only_the_receiver_that_patches_a_checkpoint_counts_for_it(
         weights = binding.step(rng, weights)
         pair.publisher.publish(binding.Source(driftless, weights))
         for receiver in receivers:
-            assert receiver.stage(5.0)
+            assert receiver.stage(60)
             receiver.commit()
         return pair.publisher.tell_engines()
 
@@ -275,11 +275,22 @@ def test_an_engine_started_anew_is_not_paused_for_files_that_are_gone(work, rng,
     def act():
         body = engine.calls[-1][1]
         engine.refuse = not Path(body["model_path"]).exists()
-        if body["weight_version"] == "2":
-            threading.Timer(0.5, setattr, (engine, "weight_version", "default")).start()
 
     engine.on_call = act
-    result = run(*job.trainer("--replay", work / "run", "--interval-ms", "1500"))
+    job.hold(3)
+    metrics = ["--set", f"metrics.file={work}/trainer.jsonl"]
+    trainer = start([COMMAND, *map(str, job.trainer("--replay", work / "run", *metrics))])
+
+    def updated():
+        lines = (work / "trainer.jsonl").read_text().splitlines(keepends=True)
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return any("engine" in record and record["version"] == 2 for record in records)
+
+    wait_for((work / "trainer.jsonl").exists, "version 1")
+    wait_for(updated, "version 2 in the engine")
+    engine.weight_version = "default"
+    job.go(3)
+    result = finish(trainer)
     assert result.returncode == 1 and "publish a full version" in result.stderr
     assert not engine.paused
 

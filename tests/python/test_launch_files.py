@@ -43,7 +43,7 @@ model.to(torch.bfloat16).save_pretrained(sys.argv[1])
 def make_model(python, path):
     """A small Qwen3, as a Hugging Face checkpoint."""
     line, env = [python, "-c", SMALL, path], megatron_jobs.environment()
-    made = subprocess.run(line, env=env, capture_output=True, text=True, timeout=240)
+    made = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600)
     assert made.returncode == 0, made.stderr
     return path
 
@@ -83,7 +83,7 @@ def test_kubernetes_accepts_the_workloads():
     python = megatron_jobs.environment_python("kubernetes")
     line = [python, "-m", "kubernetes_validate", "--strict", "workloads.yaml"]
     checked = subprocess.run(
-        line, cwd=EXAMPLES / "kubernetes_vllm", capture_output=True, text=True, timeout=120
+        line, cwd=EXAMPLES / "kubernetes_vllm", capture_output=True, text=True, timeout=600
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     output = checked.stdout + checked.stderr
@@ -130,7 +130,7 @@ def services():
     if program is None:
         pytest.skip("docker-compose is not installed")
     line = [program, "-f", EXAMPLES / "compose_laptop/compose.yaml", "config"]
-    read = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    read = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert read.returncode == 0, read.stderr
     return yaml.safe_load(read.stdout)["services"]
 

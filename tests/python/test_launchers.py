@@ -41,7 +41,7 @@ def slurm():
     shutil.rmtree(work, ignore_errors=True)
 
 
-def run(line, env, cwd, seconds=180):
+def run(line, env, cwd, seconds=600):
     """Runs a process; ends it and all that it started. Returns its output."""
     process = subprocess.Popen(
         line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -63,6 +63,8 @@ def run_page(page, work, python, **more):
     test_samples.write_samples("docs/start/sharded.md", work)
     (work / "configs").unlink()
     test_samples.write_samples(page, work)
+    with (work / "driftless.yaml").open("a") as file:
+        file.write("deadlines: { connect: 10min }\n")  # for the start of torch on a busy machine
     env = megatron_jobs.environment(OMPI_MCA_rmaps_base_oversubscribe="1", **more)
     places = [Path(python).parent, Path(COMMAND).parent, env["PATH"]]
     env["PATH"] = os.pathsep.join(map(str, places))
@@ -141,8 +143,8 @@ def test_megatron_of_the_example_to_a_rollout_over_files(work, launcher, joined,
     follow = [COMMAND, "rollout", "--config", "driftless.yaml", "--base", model, "--save", "saved"]
     rollout = jobs.start([*map(str, follow)], cwd=work / "job")
     try:
-        run([*map(str, line)], megatron_jobs.environment(**env), work / "job", 300)
-        ended = jobs.finish(rollout, 120)
+        run([*map(str, line)], megatron_jobs.environment(**env), work / "job")
+        ended = jobs.finish(rollout)
     finally:
         jobs.stop_started()
     assert ended.returncode == 0 and "ended at version 3" in ended.stdout, ended.stderr
@@ -155,7 +157,7 @@ def test_tasks_of_srun_without_pmi_are_no_trainers_of_one_run(work, slurm):
     (work / "c.yaml").write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }} }}\n")
     line = ["srun", "--mpi=none", "-n", "2", COMMAND, "trainer", "--config", str(work / "c.yaml")]
     ended = subprocess.run(
-        line, env={**os.environ, **slurm.env}, capture_output=True, text=True, timeout=60
+        line, env={**os.environ, **slurm.env}, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode != 0 and "srun started 2 trainers" in ended.stderr
     assert not (work / "road").exists()
@@ -170,9 +172,9 @@ def test_tasks_of_srun_without_pmi_are_one_trainer_by_the_hub(work, slurm, rng):
     trainers = jobs.start(line, env={**os.environ, **slurm.env})
     rollout = job.start_rollout("--base", work / "run/step_000000", "--save", work / "saved")
     try:
-        ended = jobs.finish(trainers, 120)
+        ended = jobs.finish(trainers)
         assert ended.returncode == 0, ended.stderr
-        assert jobs.ended(rollout, 60)["version"] == 3
+        assert jobs.ended(rollout)["version"] == 3
     finally:
         jobs.stop_started()
     assert support.read_checkpoint(work / "saved/rollout_00") == history[3]
@@ -215,19 +217,25 @@ def test_a_wait_for_a_run_is_visible_and_ends_by_a_signal_or_its_timeout(work, r
     assert ": still waiting after 5 s: waiting for a publisher to write" in output, output
     rollout.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    assert jobs.finish(rollout, 10).returncode == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 3
-    late = jobs.finish(job.start_rollout("--timeout", "1s", *base), 15)
+    assert jobs.finish(rollout).returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 30
+    late = jobs.finish(job.start_rollout("--timeout", "1s", *base))
     assert late.returncode == 6 and "--timeout" in late.stderr and "gave up after" in late.stderr
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 60
+
+
+def catches(pid, number):
+    """Whether the process handles this signal itself."""
+    (line,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(line, 16) >> (number - 1) & 1
 
 
 def test_an_agent_that_waits_for_its_run_ends_by_a_signal(work):
     job = jobs.Files(work)
     agent = jobs.start([COMMAND, *map(str, ["agent", *job.rollout()[1:]])])
-    time.sleep(0.5)
+    jobs.wait_for(lambda: catches(agent.pid, signal.SIGTERM), "the agent to handle signals")
     agent.send_signal(signal.SIGTERM)
-    assert jobs.finish(agent, 5).returncode == 128 + signal.SIGTERM
+    assert jobs.finish(agent).returncode == 128 + signal.SIGTERM
 
 
 JOINS_ONLY = """
@@ -238,16 +246,17 @@ time.sleep(600)
 
 
 def test_a_process_that_does_not_come_is_named(work):
-    """A rollout joins the MPI job, but does not take part in making the road."""
+    """A rollout joins the MPI job, but does not take part in making the road. The deadline leaves
+    time for the start of both on a busy machine, so the test takes longer than that."""
     jobs.need_mpirun()
-    job = jobs.Files(work, **{"deadlines.connect": "7s"})
+    job = jobs.Files(work, **{"deadlines.connect": "15s"})
     trainer = [COMMAND, *map(str, job.trainer("--steps", "1"))]
     settings = [f"road.shared_fs.dir={job.dir}"]
     line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1", *trainer, ":", "-n", "1",
             sys.executable, "-c", JOINS_ONLY, str(job.config), *settings]  # fmt: skip
     env = {**jobs.environment(), "PYTHONPATH": str(binding.PACKAGE)}
-    result = jobs.finish(jobs.start(line, env=env), 90)
+    result = jobs.finish(jobs.start(line, env=env))
     assert result.returncode != 0
     silent = "nothing from rollout 0; 0 of 1 others have answered"
     assert f"driftless trainer.0: still waiting after 5 s: {silent}" in result.stderr, result.stderr
-    assert f"{silent}: gave up after 7000 ms" in result.stderr, result.stderr
+    assert f"{silent}: gave up after 15000 ms" in result.stderr, result.stderr

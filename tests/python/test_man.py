@@ -39,7 +39,7 @@ def rendered(work):
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed")
     line = ["groff", "-man", "-Tascii", "-ww", "-P-c", "-P-b", "-P-u", "-rLL=200n", str(page)]
-    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0 and result.stderr == "", result.stderr
     return result.stdout
 
@@ -85,7 +85,7 @@ class Bash:
         """
         result = subprocess.run(
             ["bash", "-uc", line, "bash", str(self.script), *words],
-            capture_output=True, text=True, timeout=20, cwd=self.directory,
+            capture_output=True, text=True, timeout=300, cwd=self.directory,
         )  # fmt: skip
         assert result.returncode == 0 and result.stderr == "", result.stderr
         return set(result.stdout.split("\n")) - {""}
@@ -154,7 +154,7 @@ def test_each_shell_takes_its_script(work, shell):
         assert command[-1] in script.read_text()
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    result = subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=20)
+    result = subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0 and result.stderr == "", result.stderr
 
 

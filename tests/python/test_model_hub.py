@@ -132,10 +132,10 @@ def test_a_run_starts_from_a_snapshot_on_both_sides(work, rng):
     blobs = files_of(work / "cache/models--org--base/blobs")
     job = Files(work, **{"anchors.first": "false"})
     assert ended(job.start_trainer("--replay", work / "run"))["event"] == "summary"
-    rollout = job.start_rollout("--base", snapshot, "--save", work / "save", "--timeout", "30s")
+    rollout = job.start_rollout("--base", snapshot, "--save", work / "save", "--timeout", "240s")
     assert ended(rollout)["version"] == 3
     assert read_checkpoint(work / "save/rollout_00") == history[3]
     job.set(**{"receiver.target": "checkpoint", "receiver.checkpoint_dir": work / "patched"})
-    assert ended(job.start_rollout("--base", snapshot, "--timeout", "30s"))["version"] == 3
+    assert ended(job.start_rollout("--base", snapshot, "--timeout", "240s"))["version"] == 3
     assert read_checkpoint(work / "patched") == history[3]
     assert files_of(work / "cache/models--org--base/blobs") == blobs

@@ -104,7 +104,7 @@ def test_rollouts_follow_a_trainer_and_late_ones_catch_up(job, rng):
     job.finish(early)
     assert read_checkpoint(work / "a/rollout_00") == history[4]
     # The run has ended: a rollout without a base takes the anchor, catches up and ends.
-    job.ok(*job.line("rollout", "--save", work / "b", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "b", "--timeout", "240s"))
     assert read_checkpoint(work / "b/rollout_00") == history[4]
 
 
@@ -115,7 +115,7 @@ def test_a_restarted_trainer_goes_on(job, rng):
     assert versions_of(job.ok(*job.line("trainer", *replay, "--steps", 2))) == [1, 2]
     assert versions_of(job.ok(*job.line("trainer", *replay))) == [3, 4]
     base = ["--base", work / "run/step_000000"]
-    job.ok(*job.line("rollout", "--save", work / "a", *base, "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "a", *base, "--timeout", "240s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
@@ -125,7 +125,7 @@ def test_trainer_ranks_of_an_mpirun_job_share_a_prefix(job, rng):
     history = make_run(work / "run", rng, 3)
     line = jobs.mpirun_line((2, job.line("trainer", "--replay", work / "run", "--json")))
     job.finish(start(line, env=jobs.environment() | job.environment))
-    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "240s"))
     assert read_checkpoint(work / "a/rollout_00") == history[3]
 
 
@@ -166,7 +166,7 @@ def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
     history = make_run(work / "run", rng, 8)
     keep = {"keep_versions": 1, "anchors.every": 3, "road.patience": "1ms"}
     job.ok(*job.line("trainer", "--replay", work / "run", **keep))
-    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "240s"))
     assert read_checkpoint(work / "a/rollout_00") == history[8]
     # Used version numbers are not used again: the run continues after them.
     shutil.rmtree(work / "run")
@@ -183,7 +183,7 @@ def test_a_store_without_conditions_is_refused(job, rng):
     assert_refusal(result, 8, "If-None-Match", job.url)
     # A rollout makes no conditional writes.
     job.ok(*job.line("trainer", "--replay", job.work / "run"))
-    job.ok(*job.line("rollout", "--save", job.work / "a", "--timeout", "60s", **bare))
+    job.ok(*job.line("rollout", "--save", job.work / "a", "--timeout", "240s", **bare))
 
 
 def test_wrong_credentials_are_named_by_where_they_come_from(job, rng):
@@ -257,7 +257,7 @@ def test_where_credentials_come_from(job, rng, source):
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     job.environment = servers.client_environment(**nothing | more)
     job.ok(*job.line("trainer", "--replay", work / "run"))
-    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "240s"))
     assert read_checkpoint(work / "a/rollout_00") == history[1]
     server.shutdown()
     server.server_close()

@@ -169,7 +169,7 @@ def ends(role, server, work, *more, url="s3://road/p"):
         process = subprocess.Popen(
             [*map(str, line)], env=servers.client_environment(), stdout=out, stderr=out
         )
-        killer = threading.Timer(60, process.kill)
+        killer = threading.Timer(300, process.kill)
         killer.start()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = status  # os.wait4() has already reaped it
@@ -201,7 +201,7 @@ def test_a_malicious_server_only_fails_the_call(work, rng, role, name):
     assert text.strip() and "\x1b" not in text and len(text) < 4000
     if role == "trainer" and "list" in name:  # under load the deadline may come before the limit
         assert "list" in text or ("endless" in name and "gave up" in text), text
-    assert seconds < 45 and peak < 450, (seconds, peak, text)
+    assert seconds < 120 and peak < 450, (seconds, peak, text)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -102,7 +102,7 @@ def test_a_publisher_that_stalls_at_any_request_does_no_harm(job, rng, stride):
         reader = line(prefix, **{"road.object_store.endpoint": job.endpoint})
         reader[0:1] = ["rollout"]
         reader = [word for word in reader if word not in ("--replay", str(work / "run"))]
-        text = job.ok(*reader, "--timeout", "60s", "--save", save)
+        text = job.ok(*reader, "--timeout", "240s", "--save", save)
         assert json.loads(text.splitlines()[-1])["version"] >= 5, number
         assert read_checkpoint(save / "rollout_00") == history[5], number
 
@@ -116,7 +116,7 @@ def test_an_anchor_replaces_a_step_whose_parts_are_missing(job, rng):
             request = request_of(job, work.name, key, method="DELETE")
             urllib.request.urlopen(request, timeout=30).close()
     job.ok(*job.line("trainer", "--replay", work / "run"))  # the trainer reads the steps as well
-    line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "15s"]
+    line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "240s"]
     job.ok(*job.line("rollout", *line))
     assert read_checkpoint(work / "a/rollout_00") == history[5]
 
@@ -135,7 +135,7 @@ def test_objects_of_others_below_the_prefix_are_left_alone(job, rng):
     line = job.line("trainer", "--replay", work / "run", "--json", **KEEP)
     assert versions_of(job.ok(*line, "--steps", "2")) == [1, 2]
     assert versions_of(job.ok(*line)) == [3, 4]
-    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "240s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
     left = set(objects(job, work.name))
     assert {key for key in FOREIGN if key not in left} == set()
@@ -149,7 +149,7 @@ def test_wrong_etags_are_detected(job, rng):
     line = job.line("trainer", "--replay", job.work / "run", "--json", **{"deadlines.publish": "20s"})
     assert versions_of(job.ok(*line, "--steps", "2")) == [1, 2]
     assert versions_of(job.ok(*line)) == [3]
-    job.ok(*job.line("rollout", "--save", job.work / "a", "--timeout", "60s"))
+    job.ok(*job.line("rollout", "--save", job.work / "a", "--timeout", "240s"))
     assert read_checkpoint(job.work / "a/rollout_00") == history[3]
 
 

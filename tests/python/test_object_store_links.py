@@ -86,7 +86,7 @@ def test_an_index_is_written_while_the_trainer_computes(job, rng):
     jobs.wait_for(lambda: any(r.fault for r in job.proxy.log), "a refused index")
     job.proxy.fault = lambda request: None
     newest = "0000000000000000001.version"
-    jobs.wait_for(lambda: newest in read_object(job, job.work.name, "index.json"), "the index", 30)
+    jobs.wait_for(lambda: newest in read_object(job, job.work.name, "index.json"), "the index")
     process.terminate()
     jobs.finish(process)
 

@@ -70,8 +70,8 @@ def presign(job, *more):
 
 
 def read_presigned(job, url, *more):
-    settings = {"road.object_store.url": url, "road.object_store.endpoint": "", "deadlines.connect": "3s"}
-    line = job.line("rollout", "--save", job.work / "a", "--timeout", "60s", *more, **settings)
+    settings = {"road.object_store.url": url, "road.object_store.endpoint": "", "deadlines.connect": "60s"}
+    line = job.line("rollout", "--save", job.work / "a", "--timeout", "240s", *more, **settings)
     result = run(*line, env=reader_environment())
     signature = url.partition("X-Amz-Signature=")[2]
     assert len(signature) == 64 and signature not in result.stdout + result.stderr
@@ -89,7 +89,7 @@ def test_a_rollout_follows_a_trainer_by_presigned_links(job, rng):
     work, history = job.work, make_run(job.work / "run", rng, 4)
     slow = ["--replay", work / "run", "--interval-ms", 500]
     trainer = job.start(*job.line("trainer", *slow, **{"road.object_store.presign": "1h"}))
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while run(*job.line("presign"), env=job.environment).returncode != 0:
         assert time.monotonic() < until, "there is no index"
     result = read_presigned(job, presign(job), "--base", work / "run/step_000000", "--verbose")
@@ -147,7 +147,7 @@ def test_readers_without_credentials_follow_over_http(published):
     job, work, environment = published, published.work, reader_environment()
     with web_server(job.endpoint.directory) as web:
         url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
-        line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
+        line = job.line("rollout", "--save", work / "a", "--timeout", "240s", **url)
         result = run(*line, env=environment)
         assert result.returncode == 0, result.stderr
         assert "s3cr3t" not in result.stdout + result.stderr
@@ -173,8 +173,8 @@ def certificate(work):
 def test_https_trusts_only_the_certificates_of_ca_file(published, certificate):
     job, work = published, published.work
     with web_server(job.endpoint.directory, certificate) as web:
-        url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "3s"}
-        line = ["rollout", "--save", work / "a", "--timeout", "60s"]
+        url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "60s"}
+        line = ["rollout", "--save", work / "a", "--timeout", "240s"]
         refused = run(*job.line(*line, **url), env=reader_environment())
         assert refused.returncode != 0 and "certificate" in refused.stderr.lower(), refused.stderr
         believed = url | {"road.object_store.ca_file": certificate[0]}
@@ -201,9 +201,9 @@ def test_a_token_in_the_url_opens_every_object(published):
     with web_server(job.endpoint.directory, handler=TokenHandler) as web:
         place = f"{web}/{servers.BUCKET}/{work.name}"
         for query, good in (("?token=s3cr3t", True), ("?token=0ldT0ken", False)):
-            line = ["rollout", "--save", work / "a", "--timeout", "60s"]
+            line = ["rollout", "--save", work / "a", "--timeout", "240s"]
             result = run(
-                *job.line(*line, **{"road.object_store.url": place + query, "deadlines.connect": "3s"}),
+                *job.line(*line, **{"road.object_store.url": place + query, "deadlines.connect": "60s"}),
                 env=reader_environment(),
             )
             assert (result.returncode == 0) == good, result.stderr

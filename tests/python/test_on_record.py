@@ -148,7 +148,7 @@ def test_engines_that_are_notified_have_records(work, rng, first):
     (record,) = [each for each in run.made if "engine" in each]
     assert record["engine"] == engine.url and record["goal"] == 1
     assert (record["status"] == "ok") == (failures == []) == (record["version"] == 1)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=60) as response:
         shown = json.load(response)
     assert [each["engine"] for each in shown["engines"]] == [engine.url]
     run.trainer.close()
@@ -167,7 +167,7 @@ class Source:
 config = driftless.Config.parse("road: {{kind: shared_fs, shared_fs: {{ dir: {road} }} }}", ["monitor.address={port}"])
 job = driftless.Job(config, "trainer", launched=False)
 publisher = driftless.Publisher(job, Source())
-ask = lambda: urllib.request.urlopen("http://127.0.0.1:{port}/ready", timeout=10).status
+ask = lambda: urllib.request.urlopen("http://127.0.0.1:{port}/ready", timeout=60).status
 assert ask() == 200
 children = []
 for leave in (os._exit, sys.exit):
@@ -187,6 +187,6 @@ print("closed")
 def test_a_child_that_was_forked_ends_and_leaves_the_server_alone(work):
     text = FORKS.format(package=str(binding.PACKAGE), road=str(work / "road"), port=free_port())
     result = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=os.environ
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env=os.environ
     )
     assert result.returncode == 0 and result.stdout == "closed\n", result.stderr

@@ -130,7 +130,7 @@ def test_a_file_that_shrinks_while_it_is_read(work, rng):
                 if str(new) in file.read():
                     break
         os.truncate(new / "model.safetensors", 4096)
-        _, output = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=300)
     # It may have read only the header afterwards, or everything before.
     assert process.returncode in (0, 4, 6), output
     if process.returncode == 6:
@@ -245,7 +245,8 @@ def test_doctor_leaves_no_process_in_any_session(work):
     path = hanging(work)
     begin = time.monotonic()
     doctor("--only", "mpi", env=path)
-    assert time.monotonic() - begin < 15 and sleepers() == []
+    assert time.monotonic() - begin < 100
+    jobs.wait_for(lambda: sleepers() == [], "the end of all processes")
     with subprocess.Popen(
         [COMMAND, "doctor", "--only", "mpi"], env=path, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -254,9 +255,9 @@ def test_doctor_leaves_no_process_in_any_session(work):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, output = process.communicate(timeout=10)
+        _, output = process.communicate(timeout=300)
     assert process.returncode == 6 and "stopped by signal 2" in output, output
-    assert sleepers() == []
+    jobs.wait_for(lambda: sleepers() == [], "the end of all processes")
 
 
 @pytest.mark.parametrize("mode", ("silent", "endless", "drip", "header"))
@@ -268,7 +269,7 @@ def test_an_engine_whose_answer_never_ends(mode):
             try:
                 link.recv(65536)
                 if mode == "silent":
-                    ended.wait(30)
+                    ended.wait(300)
                 link.sendall(b"HTTP/1.1 200 OK\r\n")
                 if mode in ("endless", "drip"):
                     link.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -297,6 +298,6 @@ def test_an_engine_whose_answer_never_ends(mode):
             "--only", "engine", "--engine", f"http://127.0.0.1:{server.getsockname()[1]}", code=1
         )
         ended.set()
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 100
     text = " ".join(row["finding"] for row in rows.values())
     assert "status 200" not in text, "it names the fault, not the status"

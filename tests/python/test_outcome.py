@@ -69,12 +69,12 @@ def test_a_rollout_whose_newest_report_is_of_no_version_does_not_count(work, rng
     late = following(job, "--set", "receiver.id=late", *base)
     late.send_signal(signal.SIGSTOP)
     done = following(job, "--set", "receiver.id=anew", "--target-version", 2, *base)
-    assert finish(done, 60).returncode == 0
+    assert finish(done).returncode == 0
     path = job.dir / ".receivers/anew.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0, "proof": ""}))
     late.send_signal(signal.SIGCONT)
-    assert finish(late, 60).returncode == 0
-    result = finish(trainer, 60)
+    assert finish(late).returncode == 0
+    result = finish(trainer)
     assert result.returncode == 1 and "All rollouts" not in result.stdout, result.stdout
     assert "anew does not hold version 2" in result.stderr
 
@@ -82,7 +82,8 @@ def test_a_rollout_whose_newest_report_is_of_no_version_does_not_count(work, rng
 def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waited_for(work, rng):
     make_run(work / "run", rng, 12)
     job = Files(work, **{"deadlines.connect": "6s"})
-    arguments = ["--replay", work / "run", "--interval-ms", 250]
+    job.hold(12)
+    arguments = ["--replay", work / "run"]
     trainer = jobs.start([COMMAND, *map(str, job.trainer(*arguments))])
     wait_for(job.version_dir(1).exists, "version 1")
     left = following(job, "--set", "receiver.id=left")
@@ -90,6 +91,7 @@ def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waite
     steady = following(job, "--set", "receiver.id=steady")
     left.send_signal(signal.SIGTERM)  # signs off
     dead.send_signal(signal.SIGKILL)
+    job.go(12)
     result = finish(trainer)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "NOT all rollouts" in result.stdout
@@ -104,9 +106,11 @@ def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waite
 def test_all_rollouts_that_stay_hold_the_last_version(work, rng):
     history = make_run(work / "run", rng, 6)
     job = Files(work)
-    trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 150)
+    job.hold(6)
+    trainer = job.start_trainer("--replay", work / "run")
     wait_for(job.version_dir(1).exists, "version 1")
     rollout = following(job, "--set", "receiver.id=r", "--save", work / "save")
+    job.go(6)
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
     (known,) = last_line(result)["rollouts"]
@@ -303,10 +307,12 @@ def test_a_closed_metrics_pipe_ends_no_process(work, rng, role):
     reader = os.open(work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     piped = ["--set", f"metrics.file={work}/pipe"]
     replay = ["--replay", work / "run", "--rollouts", 1, "--interval-ms", 100]
+    job.hold(8)
     rollout = job.start_rollout("--save", work / "save", *(piped if role == "rollout" else []))
     trainer = job.start_trainer(*replay, *(piped if role == "trainer" else []))
     wait_for(job.version_dir(3).exists, "version 3")
     os.close(reader)
+    job.go(8)
     ended = {"trainer": finish(trainer), "rollout": finish(rollout)}
     assert [each.returncode for each in ended.values()] == [0, 0], ended
     assert read_checkpoint(work / "save/rollout_00") == history[8]

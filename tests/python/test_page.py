@@ -532,13 +532,14 @@ def test_the_pages_of_a_real_trainer_and_agent(driver, work, name, processes):  
     engines = [Engine(work / "run/step_000000") for _ in range(2)]
     host = checkpoint_host(work, name, ("vllm", engines[0]), ("sglang", engines[1]))
     ports = {"trainer": free_port(), "agent": free_port()}
+    host.hold(8)
     agent = host.start_agent("--set", f"monitor.address={ports['agent']}")
     trainer = replay(host, work / "run", "--interval-ms", 900,
                      "--set", f"monitor.address={ports['trainer']}")  # fmt: skip
 
     def status(role):
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(url(role) + "status.json", timeout=10) as answer:
+            with urllib.request.urlopen(url(role) + "status.json", timeout=60) as answer:
                 return json.load(answer)
         return None
 
@@ -569,11 +570,12 @@ def test_the_pages_of_a_real_trainer_and_agent(driver, work, name, processes):  
                 and readout(driver, "bytes").startswith(f"Version {newest} ")
                 and sorted(shown(role)) == sorted(receivers(now, role)))  # fmt: skip
 
-    until(lambda: (status("trainer") or {}).get("version", 0) >= 2, "version 2", 30)
+    until(lambda: (status("trainer") or {}).get("version", 0) >= 2, "version 2", 120)
     for role in ("agent", "trainer"):
         driver.get(url(role))
-        until(lambda role=role: agrees(role), f"the page of the {role}", 30)
+        until(lambda role=role: agrees(role), f"the page of the {role}", 120)
         assert text(driver, "f-trainer") == "alive" or role == "agent"
         assert driver.get_log("browser") == [], "the server's policy allows all that the page does"
+    host.go(8)
     assert jobs.finish(trainer).returncode == 0 and jobs.finish(agent).returncode == 0
     until(lambda: text(driver, "link").startswith("lost since"), "the end of the server")

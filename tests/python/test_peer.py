@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import binding
 import pytest
 from jobs import CONFIGS, Files, ended, finish, make_run, need, start, stop_started, wait_for
 from ports import free_port
@@ -46,7 +47,7 @@ class Peers(Files):
         self.set(
             **{"road.peer.carrier": carrier, "road.poll_longest": "20ms", "road.peer.stall": "2s"}
         )
-        self.set(**{"deadlines.connect": "30s", "deadlines.fetch": "5s", "anchors.every": "2"})
+        self.set(**{"deadlines.connect": "60s", "deadlines.fetch": "20s", "anchors.every": "2"})
         if carrier == "nixl":
             self.set(**{"road.peer.library": nixl_library()})
 
@@ -90,11 +91,11 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
         for i in range(2)
     ]
     trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
-    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3", 60)
+    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3")
     late = job.start_rollout("--save", work / "late", "--set", "receiver.id=late")
-    assert ended(trainer, 60)["version"] == STEPS
+    assert ended(trainer)["version"] == STEPS
     for process in [*early, late]:
-        assert ended(process, 60)["version"] == STEPS
+        assert ended(process)["version"] == STEPS
     for saved in [work / "early0", work / "early1", work / "late"]:
         assert read_checkpoint(saved / "rollout_00") == history[STEPS]
 
@@ -117,7 +118,7 @@ def start_pair(job, work, *arguments, interval_ms=200):
         f"metrics.file={work}/rollout.jsonl",
     ]
     receiver = job.start_rollout(*line, *arguments)
-    wait_for(lambda: versions(work / "rollout.jsonl"), "the first version", 60)
+    wait_for(lambda: versions(work / "rollout.jsonl"), "the first version")
     return trainer, receiver
 
 
@@ -125,19 +126,19 @@ def test_a_stopped_rollout_delays_no_other_process_and_continues(job, work, rng)
     history = make_run(work / "run", rng, STEPS)
     trainer, rollout = start_pair(job, work)
     rollout.send_signal(signal.SIGSTOP)
-    wait_for(lambda: STEPS in versions(work / "trainer.jsonl"), "the trainer's last version", 60)
+    wait_for(lambda: STEPS in versions(work / "trainer.jsonl"), "the trainer's last version")
     rollout.send_signal(signal.SIGCONT)
-    assert ended(rollout, 60)["version"] == STEPS
-    assert ended(trainer, 60)["version"] == STEPS
+    assert ended(rollout)["version"] == STEPS
+    assert ended(trainer)["version"] == STEPS
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
 
 
 def test_a_killed_rollout_delays_no_version(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.set(**{"deadlines.connect": "5s"})
-    trainer, rollout = start_pair(job, work)
+    trainer, rollout = start_pair(job, work, interval_ms=600)
     rollout.kill()
-    result = finish(trainer, 60)
+    result = finish(trainer)
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
     (line,) = job_error(result)  # the trainer waited for two rollouts, and one of them is dead
     assert line.startswith(
@@ -152,8 +153,8 @@ def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
     time.sleep(3)  # longer than road.peer.stall
     assert rollout.poll() is None
     trainer.send_signal(signal.SIGCONT)
-    assert ended(trainer, 60)["version"] == STEPS
-    assert ended(rollout, 60)["version"] == STEPS
+    assert ended(trainer)["version"] == STEPS
+    assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
     carriers = {
         record["carrier"] for record in records(work / "rollout.jsonl") if "wire_bytes" in record
@@ -174,9 +175,9 @@ def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
     job.set(mode="full", **{"road.poll_longest": "20ms", "road.peer.farewell": "1s"})
     trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
     workers = [start_worker(job, work, python, rank) for rank in range(2)]
-    assert ended(trainer, 120)["version"] == versions_of_it
+    assert ended(trainer)["version"] == versions_of_it
     for rank, worker in enumerate(workers):
-        found = ended(worker, 120)
+        found = ended(worker)
         reply = found["reply"]
         assert reply["error"] is None and reply["version"] == versions_of_it, found
         assert found["same"], "the bits of the trainer's last version"
@@ -214,7 +215,7 @@ def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng
     make_run(work / "run", rng, STEPS)
     trainer, rollout = start_pair(job, work, "--timeout", "10s", interval_ms=60_000)
     trainer.kill()
-    result = finish(rollout, 60)
+    result = finish(rollout)
     assert result.returncode != 0 and job_error(result), result.stderr
 
 
@@ -227,7 +228,7 @@ def test_a_ring_that_cannot_hold_a_version_is_refused_at_start(work, rng):
     job = Peers(work, "tcp")
     history = make_run(work / "run", rng, STEPS, rows=40_000)  # 2.5 MiB
     job.set(mode="full", **{"road.ring_size": "1MiB", "deadlines.connect": "300s"})
-    result = finish(start_trainer(job, work, "--rollouts", 1), 60)
+    result = finish(start_trainer(job, work, "--rollouts", 1))
     (line,) = job_error(result)
     assert result.returncode != 0 and not versions(work / "trainer.jsonl"), result.stderr
     found = re.search(
@@ -237,7 +238,7 @@ def test_a_ring_that_cannot_hold_a_version_is_refused_at_start(work, rng):
 
     job.set(**{"road.ring_size": found[2]})
     trainer, rollout = start_pair(job, work)
-    assert ended(trainer, 60)["version"] == STEPS and ended(rollout, 60)["version"] == STEPS
+    assert ended(trainer)["version"] == STEPS and ended(rollout)["version"] == STEPS
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
 
@@ -270,24 +271,33 @@ def test_a_rollout_that_joins_reads_a_full_version_from_another_ones_weights(wor
     job = Peers(work, "tcp")
     history = make_run(work / "run", rng, 3, rows=40_000)  # 2.5 MiB
     job.set(**{"anchors.first": "false", "anchors.every": "2", "road.peer.stall": "20s"})
-    trainer = start_trainer(job, work, "--interval-ms", 6000, "--rollouts", 1)
-    first = job.start_rollout(
-        *["--base", work / "run/step_000000", "--save", work / "first"],
-        *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
-    )
-    wait_for(lambda: 2 in versions(work / "first.jsonl"), "version 2", 60)
-    wait_for(lambda: ports_of(first.pid), "a rollout that serves", 10)
-    (port,) = ports_of(first.pid)
-    joined = job.start_rollout(
-        *["--save", work / "joined", "--set", "receiver.id=joined"],
-        *["--set", f"metrics.file={work}/joined.jsonl"],
-    )
-    wait_for(lambda: versions(work / "joined.jsonl"), "an anchor", 60)
-    assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
-    sent = sent_from(port)
-    assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
-    for process in (trainer, first, joined):
-        assert ended(process, 60)["version"] == 3
+    driftless = binding.driftless()
+    settings = [str(each) for each in job.settings if each != "--set"]
+    config = driftless.Config.load(job.config, settings)
+    steps = [driftless.CheckpointSource(work / f"run/step_{step:06d}") for step in range(4)]
+    with driftless.Job(config, "trainer", launched=False) as trainer:
+        publisher = driftless.Publisher(trainer, steps[0])
+        first = job.start_rollout(
+            *["--base", work / "run/step_000000", "--save", work / "first"],
+            *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
+        )
+        for version in (1, 2):
+            publisher.publish(steps[version])
+            wait_for(lambda: version in versions(work / "first.jsonl"), "the version")  # noqa: B023
+        wait_for(lambda: ports_of(first.pid), "a rollout that serves")
+        (port,) = ports_of(first.pid)
+        joined = job.start_rollout(
+            *["--save", work / "joined", "--set", "receiver.id=joined"],
+            *["--set", f"metrics.file={work}/joined.jsonl"],
+        )
+        wait_for(lambda: versions(work / "joined.jsonl"), "an anchor")
+        assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
+        sent = sent_from(port)
+        assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
+        publisher.publish(steps[3])
+        publisher.declare_end()
+        for process in (first, joined):
+            assert ended(process)["version"] == 3
     for saved in ("first", "joined"):
         assert read_checkpoint(work / saved / "rollout_00") == history[3]
     assert [r["anchor"] for r in records(work / "first.jsonl")] == [False] * 3
@@ -298,17 +308,19 @@ def test_a_rollout_with_another_token_is_not_served(job, work, rng):
     other = work / "other"
     other.write_text("another secret of another run\n")
     other.chmod(0o600)
-    trainer = start_trainer(job, work, "--steps", 2, "--interval-ms", 6000)
-    wait_for(lambda: versions(work / "trainer.jsonl"), "the first version", 60)
-    job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
-    result = finish(job.start_rollout("--base", work / "run/step_000000"), 60)
+    job.set(**{"deadlines.connect": "240s"})
+    trainer = start_trainer(job, work, "--steps", 2, "--rollouts", 1)
+    base = ["--base", work / "run/step_000000"]
+    settings = ["--set", f"hub.token_file={other}", "--set", "deadlines.connect=2s"]
+    result = finish(job.start_rollout(*base, *settings))
     assert result.returncode != 0 and "token" in result.stderr, result.stderr
-    assert ended(trainer, 60)["version"] == 2
+    assert trainer.poll() is None
+    assert ended(job.start_rollout(*base))["version"] == 2
+    assert ended(trainer)["version"] == 2
 
 
 def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
     """No MPI and no shared file system: torch's group joins the trainers, the hub all processes."""
-    import binding
     import test_sharded
 
     driftless = binding.driftless()
@@ -335,7 +347,7 @@ def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
     rollout = threading.Thread(target=follow)
     rollout.start()
     test_sharded.trainers(work, "fsdp_trainer.py", "fsdp_tp", path, work)
-    rollout.join(60)
+    rollout.join(300)
     versions = test_sharded.bits_of(work / "versions.pt")
     assert seen[-1] == len(versions) - 1
     for name, tensor in versions[-1].items():

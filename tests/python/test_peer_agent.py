@@ -64,18 +64,18 @@ def test_an_engine_that_joins_late_takes_the_newest_anchor_and_is_ready_only_the
     engine, port = Engine(work / "run/step_000000"), free_port()
     host.with_engine(engine, kind)
     trainer = host.train("--interval-ms", 500)
-    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3", 60)
+    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3")
     engine.answering.clear()
     agent = host.start_agent("--set", f"monitor.address={port}")
-    wait_for(lambda: answers(port)() and host.records(), "a version at the agent", 60)
+    wait_for(lambda: answers(port)() and host.records(), "a version at the agent")
     assert ask(port, "/ready").status == 503
     engine.answering.set()
-    wait_for(lambda: ask(port, "/ready").status == 200, "a ready engine", 60)
+    wait_for(lambda: ask(port, "/ready").status == 200, "a ready engine")
     ready = ask(port, "/ready").json
     assert ready["version"] >= 2 and ready["lag"] <= 1 and len(ready["run"]) == 32
     assert host.records()[0]["anchor"]
-    assert finish(trainer, 90).returncode == 0
-    assert ended(agent, 60)["version"] == STEPS
+    assert finish(trainer).returncode == 0
+    assert ended(agent)["version"] == STEPS
     assert engine.loaded[-1] == history[STEPS]
 
 
@@ -86,13 +86,13 @@ def test_an_engine_that_falls_behind_is_not_ready(host, work):
     host.set(**{"agent.max_lag": 1})
     agent = host.start_agent("--set", f"monitor.address={port}")
     trainer = host.train("--interval-ms", 500, "--rollouts", 1)
-    wait_for(lambda: answers(port)() and ask(port, "/ready").status == 200, "a ready agent", 60)
+    wait_for(lambda: answers(port)() and ask(port, "/ready").status == 200, "a ready agent")
     engine.broken = {"/collective_rpc": 1000, "/pause": 1000}
-    wait_for(lambda: ask(port, "/ready").status == 503, "the engine to fall behind", 60)
+    wait_for(lambda: ask(port, "/ready").status == 503, "the engine to fall behind")
     engine.broken = {}
-    wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be back", 60)
-    assert finish(trainer, 90).returncode == 0
-    assert finish(agent, 60).returncode == 0
+    wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be back")
+    assert finish(trainer).returncode == 0
+    assert finish(agent).returncode == 0
 
 
 def test_workers_follow_through_an_agent_and_its_fallback(host, work):
@@ -102,12 +102,12 @@ def test_workers_follow_through_an_agent_and_its_fallback(host, work):
     agent = host.start_agent()
     workers = [host.start_worker(i) for i in range(2)]
     trainer = host.train("--interval-ms", 100, "--rollouts", 1)
-    published = finish(trainer, 90)
+    published = finish(trainer)
     assert published.returncode == 0, published.stderr
     for number, worker in enumerate(workers):
-        assert ended(worker, 60)["version"] == 4
+        assert ended(worker)["version"] == 4
         assert host.saved(number) == history[4]
-    result = finish(agent, 60)
+    result = finish(agent)
     assert result.returncode == 0, result.stderr
     for text in (published.stderr, result.stderr):
         assert text.count("[P2P]") == 1, text

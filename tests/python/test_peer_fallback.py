@@ -58,7 +58,7 @@ def switch_lines(result):
 def settle(job, history, trainer, rollouts, reason, steps=STEPS):
     """Asserts that all processes end with the trainer's bits, read from files, and that each has
     reported the fallback once."""
-    results = [finish(process, 90) for process in [trainer, *rollouts.values()]]
+    results = [finish(process) for process in [trainer, *rollouts.values()]]
     for result in results:
         assert result.returncode == 0, result.stderr + result.stdout
         (line,) = switch_lines(result)
@@ -97,7 +97,7 @@ def test_a_version_larger_than_the_ring_and_all_later_ones_go_by_files(job, work
     job.set(**{"road.ring_size": "128KiB", "anchors.first": "false", "anchors.every": "0"})
     trainer = job.train("--interval-ms", 300, "--rollouts", 2, "--steps", 4)
     early = {name: job.roll_out(name) for name in ("one", "two")}
-    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "the first version by files", 60)
+    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "the first version by files")
     early["late"] = job.roll_out("late")
     settle(job, history, trainer, early, "road.ring_size", 4)
     by_files = {r["version"]: r.get("fallback", "") for r in records(work / "trainer.jsonl")}
@@ -105,7 +105,7 @@ def test_a_version_larger_than_the_ring_and_all_later_ones_go_by_files(job, work
     assert versions(work / "trainer.jsonl") == [1, 2, 3, 4]
 
     again = job.train("--rollouts", 1)
-    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn", 60)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn")
     result = settle(job, history, again, {"next": job.roll_out("next")}, "goes on there", 5)[0]
     assert json.loads(result.stdout.splitlines()[-1])["version"] == 5
 
@@ -129,10 +129,10 @@ def test_a_run_on_its_fallback_continues_with_the_fallback_as_its_road(job, work
     run = json.loads((job.dir / "run.json").read_text())
     job.set(**{"road.kind": "shared_fs", "road.layout": "frames", "road.peer.fallback": ""})
     trainer = job.train("--rollouts", 1)
-    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn", 60)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn")
     rollout = job.roll_out("two")
     for process in (trainer, rollout):
-        result = finish(process, 90)
+        result = finish(process)
         assert result.returncode == 0 and not switch_lines(result), result.stderr + result.stdout
     assert read_checkpoint(work / "two/rollout_00") == history[STEPS]
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
@@ -151,29 +151,29 @@ def test_a_rollout_that_cannot_reach_the_hub_uses_files_only_if_the_trainer_does
     make_run(work / "run", rng, STEPS)
     trainer = job.train("--interval-ms", 200, "--rollouts", 1)
     good = job.roll_out("good")
-    wait_for(lambda: versions(work / "good.jsonl"), "the first version", 60)
+    wait_for(lambda: versions(work / "good.jsonl"), "the first version")
     other = work / "other"
     job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
-    result = finish(job.roll_out("strange"), 60)
+    result = finish(job.roll_out("strange"))
     assert result.returncode != 0 and not switch_lines(result), result.stderr
     assert "does not publish on shared_fs" in result.stderr and str(other) in result.stderr, result.stderr
-    assert not switch_lines(finish(trainer, 60)) and not switch_lines(finish(good, 60))
+    assert not switch_lines(finish(trainer)) and not switch_lines(finish(good))
 
 
 def test_without_a_fallback_the_reason_is_an_error(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.token.unlink()
-    result = finish(job.train("--set", "road.peer.fallback="), 60)
+    result = finish(job.train("--set", "road.peer.fallback="))
     assert result.returncode != 0 and str(job.token) in result.stderr and not switch_lines(result)
 
 
 def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
-    result = finish(job.train("--set", "road.peer.fallback=mpi_rma"), 60)
+    result = finish(job.train("--set", "road.peer.fallback=mpi_rma"))
     assert "road.peer.fallback: expected shared_fs or object_store" in result.stderr, result.stderr
-    result = finish(job.train("--set", "road.shared_fs.dir="), 60)
+    result = finish(job.train("--set", "road.shared_fs.dir="))
     assert "road.shared_fs.dir is missing: shared_fs, as a fallback" in result.stderr, result.stderr
     (work / "file").write_text("")
-    result = finish(job.train("--set", f"road.shared_fs.dir={work}/file/road"), 60)
+    result = finish(job.train("--set", f"road.shared_fs.dir={work}/file/road"))
     assert result.returncode != 0, result.stderr
 
 
@@ -189,7 +189,7 @@ def test_processes_that_die_or_stop_during_the_change_to_the_fallback(job, work,
     trainer = job.train("--interval-ms", 150)
     names = ["one", "two", "three"]
     rollouts = {name: job.roll_out(name) for name in names}
-    wait_for(lambda: 2 in versions(work / "trainer.jsonl"), "version 2", 60)
+    wait_for(lambda: 2 in versions(work / "trainer.jsonl"), "version 2")
     rollouts["two"].send_signal(signal.SIGSTOP)
     time.sleep(chance.uniform(0, 0.4))
     trainer.kill()
@@ -202,12 +202,12 @@ def test_processes_that_die_or_stop_during_the_change_to_the_fallback(job, work,
     if not gone_over:  # a new run: rollouts of the old one end, and report why
         rollouts["two"].send_signal(signal.SIGCONT)
         for name in ("one", "two"):
-            finish(rollouts.pop(name), 90)
+            finish(rollouts.pop(name))
     else:
         rollouts["two"].send_signal(signal.SIGCONT)
-    assert ended(last, 90)["version"] >= STEPS
+    assert ended(last)["version"] >= STEPS
     for name, process in rollouts.items():
-        ended(process, 90)
+        ended(process)
         assert read_checkpoint(work / name / "rollout_00") == history[5]
         taken = versions(work / f"{name}.jsonl")
         if name != "three":

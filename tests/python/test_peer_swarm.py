@@ -57,7 +57,7 @@ class Rollout:
         self.stopped = number == signal.SIGSTOP
 
     def gone(self):
-        self.process.wait(30)
+        self.process.wait(300)
         self.process, self.stopped = None, False
 
 
@@ -110,7 +110,7 @@ def soak(work, rng, steps, carrier="tcp"):
     def published():
         return max((line["version"] for line in lines_of(work / "trainer.jsonl")), default=0)
 
-    until = time.monotonic() + 60 + 2 * steps
+    until = time.monotonic() + 300 + 10 * steps
     try:
         while published() < steps - 2:
             assert time.monotonic() < until, f"at version {published()}: {counts}"
@@ -123,10 +123,10 @@ def soak(work, rng, steps, carrier="tcp"):
         following = [each for each in rollouts if each.follows()]
         for each in following:
             each.send(signal.SIGCONT)
-        assert ended(trainer, 90)["version"] == steps
-        assert ended(steady, 60)["version"] == steps
+        assert ended(trainer)["version"] == steps
+        assert ended(steady)["version"] == steps
         for each in following:
-            assert each.process.wait(60) == 0, each.errors.read_text()
+            assert each.process.wait(300) == 0, each.errors.read_text()
     finally:
         for each in rollouts:
             if each.process is not None:

@@ -61,7 +61,7 @@ def test_a_process_takes_the_gpu_that_it_computes_with(work, role, used, setting
     )
     line = [sys.executable, "-c", TORCH + role, used, config]
     env = jobs.environment() | {"PYTHONPATH": str(binding.PACKAGE)}
-    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
     if "NCCL is needed and cannot be" in ended.stdout:
         pytest.skip(ended.stdout.strip())
     assert f"there is no GPU {number} here" in ended.stdout, ended.stdout + ended.stderr

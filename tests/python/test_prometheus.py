@@ -36,7 +36,7 @@ def need(program):
 
 def promtool(*arguments):
     result = subprocess.run(
-        [need("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60
+        [need("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -145,7 +145,7 @@ scrape_configs:
 
     def get(self, path, **parameters):
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             answered = json.load(answer)
         assert answered["status"] == "success", answered
         return answered["data"]
@@ -157,7 +157,7 @@ scrape_configs:
             return [({}, float(found["result"][1]))]
         return [(each["metric"], float(each["value"][1])) for each in found["result"]]
 
-    def wait_for(self, expression, seconds=40):
+    def wait_for(self, expression, seconds=300):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.process.poll() is None, "prometheus ended"
@@ -193,7 +193,7 @@ def scraping(tmp_path_factory):
 
 def test_the_text_has_the_format_of_prometheus():
     result = subprocess.run(
-        [need("promtool"), "check", "metrics"], input=text_after(3), capture_output=True, timeout=60
+        [need("promtool"), "check", "metrics"], input=text_after(3), capture_output=True, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr, result.stderr  # findings of Prometheus' linter
@@ -292,8 +292,9 @@ def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
     authorization = f"authorization: {{ credentials_file: {work}/token }}"
     try:
         with prometheus(work / "prometheus", ours, theirs, more=authorization) as found:
+            host.hold(8)
             agent = host.start_agent("--set", f"monitor.address={theirs}", *token)
-            line = ["--interval-ms", 1500, "--set", f"monitor.address={ours}", *token]
+            line = ["--interval-ms", 700, "--set", f"monitor.address={ours}", *token]
             trainer = replay(host, work / "run", *line)
             found.wait_for('driftless_version >= 3 and on (instance) driftless_info{role="agent"}')
             found.wait_for("count(driftless_engine_lag == 0) == 2")
@@ -323,7 +324,8 @@ def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
                 "DriftlessEngineLags",
             ):
                 assert not found.query(f'ALERTS{{alertname="{alert}", alertstate="firing"}}')
-            assert jobs.finish(trainer, 60).returncode == 0
-            jobs.ended(agent, 60)
+            host.go(8)
+            assert jobs.finish(trainer).returncode == 0
+            jobs.ended(agent)
     finally:
         jobs.stop_started()

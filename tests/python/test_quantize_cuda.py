@@ -19,6 +19,8 @@ import test_quantize_trainers  # noqa: E402
 from test_cuda_tensors import torch  # noqa: E402, F401
 from test_quantize_run import make_base, make_run  # noqa: E402
 
+# ruff: noqa: F811
+
 driftless = binding.driftless()
 STEPS = 3
 

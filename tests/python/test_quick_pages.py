@@ -41,7 +41,11 @@ def test_the_quick_start_up_to_its_first_rollout(work):
     env = megatron_jobs.environment() | {"HF_HUB_OFFLINE": "1", "USE_TF": "0"}
     shell = page_lines.Shell(work, megatron_jobs.venv_python(), **env)
     try:
-        output = {line: shell.run(line) for line in mine}
+        output = {}
+        for line in mine:
+            if line == "python follow.py replica":  # it waits for two minutes, which may be too short
+                jobs.wait_for((work / "weights/run.json").exists, "the run", page_lines.SECONDS)
+            output[line] = shell.run(line)
         trained = shell.ended()
     finally:
         shell.stop()

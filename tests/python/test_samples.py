@@ -85,7 +85,7 @@ def test_a_trainer_and_a_rollout_as_the_page_has_them(page, work):
     }
     try:
         for name, process in started.items():
-            ended = process.wait(180)
+            ended = process.wait(600)
             assert ended == 0, f"{name}: {(work / f'{name}.log').read_text()[-3000:]}"
     finally:
         for process in started.values():

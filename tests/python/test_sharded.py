@@ -78,7 +78,7 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
                 for at in [(6, 9), (0, 3), (4, 4)][:step]:
                     now["qkv"][at] += step
                 publisher.publish(source())
-                assert receiver.stage(timeout_s=10.0)
+                assert receiver.stage(timeout_s=60)
                 receiver.commit()
                 assert np.array_equal(held["qkv"], now["qkv"])
     overlap = source_of(
@@ -102,7 +102,7 @@ def trainers(work, script, *arguments, **variables):
         } | variables  # fmt: skip
         log = open(work / f"rank{rank}.log", "w")
         started.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT))
-    ended = codes_of(started, 240)
+    ended = codes_of(started, 600)
     logs = "\n".join((work / f"rank{rank}.log").read_text()[-2000:] for rank in range(RANKS))
     assert ended == [0] * RANKS, f"{ended}\n{logs}"
 
@@ -188,7 +188,7 @@ def test_a_tie_is_published_under_the_first_name_that_the_module_saves():
     """A buffer that is another view of a parameter's memory is no tie."""
     line = [megatron_jobs.venv_python(), "-c", TIES]
     ended = subprocess.run(
-        line, env=megatron_jobs.environment(), capture_output=True, text=True, timeout=120
+        line, env=megatron_jobs.environment(), capture_output=True, text=True, timeout=300
     )
     assert ended.stdout.split() == ["head.weight", "turned"], ended.stderr
 
@@ -288,14 +288,14 @@ def test_a_late_rank_fails_one_version(late, work):
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
-        "deadlines: { publish: 4s, connect: 5s }\n"
+        "deadlines: { publish: 4s, connect: 60s }\n"
     )
     trainers(work, "late_rank.py", path, work, late)
     for rank, found in enumerate(output(work)):
         good = ["version 1", "version 2", "version 3"]
         assert [each["said"] for n, each in enumerate(found) if n != 1] == good, f"{rank}: {found}"
         assert "for ranks" in found[1]["said"], f"{rank}: {found}"
-        assert found[1]["s"] < 15, f"{rank}: {found}"
+        assert found[1]["s"] < 60, f"{rank}: {found}"
     base = {"w": np.zeros((16 * RANKS, 40), np.uint16)}
     *_, (version, held) = follow(driftless.Config.load(path), base)
     assert version == 3
@@ -308,7 +308,7 @@ def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
-        "deadlines: { publish: 4s, connect: 5s }\n"
+        "deadlines: { publish: 4s, connect: 60s }\n"
     )
     trainers(work, "left_out.py", path, work, leaves, mode)
     good = {"1": "version 1", "3": "version 2", "4": "version 3", "5": "version 4"}

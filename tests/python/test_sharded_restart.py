@@ -69,7 +69,7 @@ def check_restart(phase, victim, work, hub):
         receiver = driftless.Receiver(job, driftless.MemoryTarget(held, version=0))
         seen = []
         while receiver.version < VERSIONS:
-            assert receiver.stage(timeout_s=10.0), f"after version {receiver.version}: none"
+            assert receiver.stage(timeout_s=60), f"after version {receiver.version}: none"
             seen.append(receiver.commit().version)
             expected = written(work, seen[-1])
             assert any(np.array_equal(held["w"], each) for each in expected), f"version {seen[-1]}"

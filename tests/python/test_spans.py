@@ -50,7 +50,7 @@ def test_every_line_is_a_request(read_spans, tmp_path):
         pytest.skip(f"{BENCH} is not there: it is built with the tests")
     lines = tmp_path / "spans"  # a file: a full pipe would lose lines
     with lines.open("w") as out:
-        made = subprocess.run([BENCH, "--spans", "3"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+        made = subprocess.run([BENCH, "--spans", "3"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=300)
     assert made.returncode == 0, made.stderr
     spans = read_spans(lines.read_text())
     assert_trees(spans)
@@ -84,8 +84,8 @@ def test_a_trainer_and_an_agent_write_one_trace_per_version(work, name, read_spa
     try:
         agent = host.start_agent()
         trainer = replay(host, work / "run", "--interval-ms", 300)
-        assert jobs.finish(trainer, 60).returncode == 0
-        jobs.ended(agent, 60)
+        assert jobs.finish(trainer).returncode == 0
+        jobs.ended(agent)
     finally:
         jobs.stop_started()
     published = read_spans((work / "spans_trainer_0.jsonl").read_text())

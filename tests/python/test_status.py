@@ -397,7 +397,7 @@ def test_a_watch_prints_what_changes_and_ends_by_ctrl_c(endpoint):
     endpoint.answer(version=5, digest="ef" * 16)
     assert "version 5" in watch.stdout.readline()
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(10) == 0
+    assert watch.wait(300) == 0
     assert watch.stdout.read() == ""
 
 
@@ -409,7 +409,7 @@ def test_a_watch_outlives_an_endpoint_that_fails_for_a_while(endpoint):
     endpoint.answer(version=6)
     assert json.loads(watch.stdout.readline())["version"] == 6
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(10) == 0
+    assert watch.wait(300) == 0
     warnings = watch.stderr.read().splitlines()
     assert warnings[0].split()[1] == "driftless:" and "corrupt" in warnings[0]
     assert len(warnings) <= 2, "a repeated line is counted"
@@ -423,7 +423,7 @@ def test_a_watch_ends_with_the_run(work, rng, endpoint):
     watch = start([COMMAND, "status", endpoint.url, *WATCH])
     assert "version 4" in watch.stdout.readline()
     endpoint.answer(version=5, **ended)
-    assert watch.wait(30) == 0
+    assert watch.wait(300) == 0
     assert "trainer: ended" in watch.stdout.read()
     # The run has ended already: one poll.
     assert run("status", ended_run(work, rng).dir, "--watch").returncode == 0
@@ -436,7 +436,7 @@ def test_a_watch_waits_at_the_end_until_problems_are_gone(endpoint):
     watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "600", "--json"])
     assert json.loads(watch.stdout.readline())["wrong"]
     endpoint.answer(engines=[engine_line()], **ended)
-    assert watch.wait(30) == 0
+    assert watch.wait(300) == 0
     assert json.loads(watch.stdout.read())["wrong"] == []
 
 
@@ -444,7 +444,7 @@ def test_a_watch_gives_up_on_a_source_that_never_answers(endpoint):
     watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "0.5"])
     assert "version 4" in watch.stdout.readline()
     endpoint.body = b"[]"
-    assert watch.wait(30) == 4
+    assert watch.wait(300) == 4
     assert watch.stderr.read().splitlines()[-1].startswith("driftless: corrupt: ")
 
 
@@ -459,7 +459,7 @@ def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
         endpoint.answer(version=version)
         wait_for(lambda: f"version {version}" in watch.stdout.readline(), "the next version")  # noqa: B023
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(10) == 0
+    assert watch.wait(300) == 0
 
 
 def test_status_does_not_delay_a_publisher(work, rng):

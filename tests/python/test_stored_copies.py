@@ -127,7 +127,7 @@ def test_a_rollouts_copy_follows_its_tensor_without_a_setting(work, rng):
     rollout = job.start_rollout()
     result = run(*job.trainer("--replay", work / "run", "--rollouts", 1))
     assert result.returncode == 0, result.stderr
-    assert finish(rollout, 60).returncode == 0
+    assert finish(rollout).returncode == 0
     assert read_checkpoint(target) == history[2] | {HEAD: history[2][EMBEDDING]}
 
 
@@ -136,10 +136,10 @@ def followed(work, target, base, *arguments, **settings):
     job = Files(work, **{"receiver.target": target}, **settings)
     if target == "checkpoint":
         job.set(**{"receiver.checkpoint_dir": work / "local"})
-    rollout = job.start_rollout("--base", base, "--save", work / "save", "--timeout", "60s")
+    rollout = job.start_rollout("--base", base, "--save", work / "save", "--timeout", "240s")
     result = run(*job.trainer("--replay", work / "run", "--rollouts", 1, *arguments))
     assert result.returncode == 0, result.stderr
-    ending = finish(rollout, 60)
+    ending = finish(rollout)
     assert ending.returncode == 0, ending.stderr
     return work / "save/rollout_00", result.stdout
 

@@ -274,13 +274,13 @@ def agent_of():
         engines = [{"url": engine.url, "kind": kind}]
         files = {"dir": f"{run.place}/road"}
         road = {"kind": "shared_fs", "shared_fs": files, "host_shm": {"name": names[-1]}}
-        agent = {"stage_timeout": "5s"}
+        agent = {"stage_timeout": "60s"}
         calls = {"retries": 4, "retry_wait": "100ms"}
-        deadlines = {"connect": "20s", "fetch": "5s"}
+        deadlines = {"connect": "60s", "fetch": "60s"}
         config.write_text(json.dumps({"road": road, "agent": agent, "engines": engines, "engine_calls": calls, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
         started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
-        return jobs.finish(started, 60) if once else started
+        return jobs.finish(started) if once else started
 
     yield run
     for name in names:
@@ -318,13 +318,13 @@ def test_an_agent_in_this_process_brings_the_engine_to_the_run(server, run_of):
     name = f"test-{uuid.uuid4().hex[:12]}"
     road = {"kind": "shared_fs", "shared_fs": {"dir": f"{run.place}/road"}, "host_shm": {"name": name}}
     engines = [{"url": server.url, "kind": "vllm"}]
-    agent = {"stage_timeout": "5s"}
-    deadlines = {"connect": "20s", "fetch": "5s"}
+    agent = {"stage_timeout": "60s"}
+    deadlines = {"connect": "60s", "fetch": "60s"}
     text = json.dumps({"road": road, "engines": engines, "agent": agent, "deadlines": deadlines})
     records, failures = [], []
     with driftless.Job(driftless.Config.parse(text), "rollout", launched=False) as job:
         made = driftless.Agent(job, on_record=records.append, on_failure=failures.append)
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while server.label != "1" and time.monotonic() < limit:
             assert not made.step()
         run.publish()
@@ -364,7 +364,7 @@ def test_a_label_of_another_run_is_no_proof_at_the_end(server, run_of, agent_of)
     assert agent_of(second, server, f"agent.take_over={second.id}").returncode == 0
     assert server.label == "1" and server.holds(second)
     first.publisher.declare_end()
-    result = jobs.finish(agent, 60)
+    result = jobs.finish(agent)
     assert result.returncode == 1 and "ended at version 1" in result.stderr, result.stderr
     assert server.holds(second)
 

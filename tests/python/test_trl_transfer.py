@@ -91,7 +91,7 @@ try:
 except DeadlineExceededError as error:
     assert "one: version" in str(error), error
 transfer.destroy()
-thread.join(60)
+thread.join(240)
 assert not failed and not thread.is_alive(), failed
 print("all versions held")
 """

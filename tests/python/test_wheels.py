@@ -137,7 +137,7 @@ config = driftless.Config.parse("road: {kind: shared_fs, shared_fs: {dir: road}}
 held = bytearray(4000)
 with driftless.Job(config, "rollout") as job:
     receiver = driftless.Receiver(job, driftless.MemoryTarget({"w": held}, version=0))
-    assert receiver.stage(timeout_s=30.0)
+    assert receiver.stage(timeout_s=60)
     print(receiver.commit().version, held[0])
 """
 

@@ -35,7 +35,7 @@ def package(work):
 def why_not(work, **more):
     """{backend: why it does not work, or nothing}"""
     env = {**os.environ, "PYTHONPATH": str(work), **more}
-    done = subprocess.run([sys.executable, "-c", SAYS], env=env, text=True, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SAYS], env=env, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
     found = {name: "" if built == "True" else reason for name, built, reason in lines}

@@ -165,12 +165,12 @@ class Job:
             parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, self.rma_name))
         return jobs.start(mpirun(*parts), env=environment())
 
-    def run(self, rma_rollouts=0, trainers=4, timeout=240):
+    def run(self, rma_rollouts=0, trainers=4, timeout=600):
         result = jobs.finish(self.start(rma_rollouts, trainers), timeout)
         assert result.returncode == 0, shown(result)
         return result
 
-    def run_torchrun(self, trainers, timeout=240):
+    def run_torchrun(self, trainers, timeout=600):
         path = self.write("job.json", self.job)
         env = environment()
         line = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(trainers),
@@ -206,7 +206,7 @@ class Job:
                 assert_same(found["tensors"], wanted, f"{name} {version}")
 
 
-def ended(*processes, timeout=120):
+def ended(*processes, timeout=600):
     """Asserts that all processes succeeded."""
     for process in processes:
         result = jobs.finish(process, timeout)

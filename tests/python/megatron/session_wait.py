@@ -68,7 +68,7 @@ def main():
 
     def follow():
         while receiver.version != 1:
-            assert receiver.stage(20)
+            assert receiver.stage(60)
             receiver.commit()
 
     follower = threading.Thread(target=follow)

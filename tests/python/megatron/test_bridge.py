@@ -62,7 +62,7 @@ def held_at(driftless, work, number):
     with driftless.Job(binding.config(driftless, road), "rollout", launched=False) as job:
         receiver = driftless.Receiver(job, target)
         if number > 0:
-            assert receiver.stage(timeout_s=20)
+            assert receiver.stage(timeout_s=60)
             receiver.commit()
         assert receiver.version == number
     return target

@@ -21,7 +21,7 @@ def oracle(tmp_path_factory):
     """Logits of all families, computed once."""
     work = tmp_path_factory.mktemp("oracle")
     line = [venv_python(), HERE / "oracle.py", work]
-    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=300)
+    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-6000:]
     (found,) = [line for line in result.stdout.splitlines() if line.startswith("ORACLE ")]
     return json.loads(found.removeprefix("ORACLE "))

@@ -107,7 +107,7 @@ def answers(tmp_path_factory):
         json.dumps({"models": models, "lines": lines, "work": str(work)})
     )
     line = [venv_python(), HERE / "settings_job.py", work / "cases.json"]
-    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=300)
+    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-6000:]
     (found,) = [line for line in result.stdout.splitlines() if line.startswith("ANSWERS ")]
     found = json.loads(found.removeprefix("ANSWERS "))
@@ -158,7 +158,7 @@ def test_a_session_refuses_a_model_with_such_a_setting(work):
     """Even if nothing checked the settings before the model was built."""
     job = Job(work, steps=1, settings={"layernorm_zero_centered_gamma": True})
     job.over_disk(rollouts=())
-    result = jobs.finish(job.start(trainers=1), 120)
+    result = jobs.finish(job.start(trainers=1))
     assert result.returncode != 0
     assert "layernorm_zero_centered_gamma (--apply-layernorm-1p) is True" in shown(result)
     assert not list(work.glob("road/*")), "nothing was published"
@@ -167,7 +167,7 @@ def test_a_session_refuses_a_model_with_such_a_setting(work):
 def test_a_session_waits_for_its_version_by_digest(work):
     """Reports of other runs, with the same version number or a later one, do not count."""
     line = [venv_python(), HERE / "session_wait.py", work]
-    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=120)
+    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-4000:]
     note, vain, until = result.stdout.splitlines()
     assert "not every rollout holds version 1 of this run" in note

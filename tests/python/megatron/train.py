@@ -248,7 +248,7 @@ class Run:
     def wait_for_rollouts(self, number, session):
         for name in self.job["sessions"][number].get("rollouts", []):
             path = self.work / "acks" / f"{name}_{session.last.published.version:06d}"
-            until = time.monotonic() + self.job.get("patience_s", 60)
+            until = time.monotonic() + self.job.get("patience_s", 300)
             while not path.exists():
                 if time.monotonic() > until:
                     raise TimeoutError(

@@ -42,6 +42,6 @@ with (
         else:
             weight.copy_(main)
         publisher.publish(source)
-        assert receiver.stage(timeout_s=10.0)
+        assert receiver.stage(timeout_s=60)
         receiver.commit()
         assert torch.equal(held["w"].view(torch.int16), weight.view(torch.int16)), step

@@ -65,10 +65,10 @@ TEST(VisibilityHookTest, ATimeoutKillsTheWholeGroup) {
   const testing::TempDir dir;
   const auto begin = std::chrono::steady_clock::now();
   const Status status =
-      run("(sleep 1; touch " + dir.file("late") + ") & sleep 30", milliseconds(100));
+      run("(sleep 3; touch " + dir.file("late") + ") & sleep 300", milliseconds(100));
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status.to_string();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(900));
-  std::this_thread::sleep_for(milliseconds(1300));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLong);
+  std::this_thread::sleep_for(milliseconds(3300));
   EXPECT_FALSE(std::filesystem::exists(dir.file("late"))) << "a child went on";
 }
 
@@ -83,8 +83,8 @@ TEST(VisibilityHookTest, TheCallersDeadlineCountsToo) {
 
 TEST(VisibilityHookTest, ABackgroundChildDoesNotHoldItUp) {
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(run("sleep 2 &").ok());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1500));
+  EXPECT_TRUE(run("sleep 60 &").ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLong);
 }
 
 TEST(VisibilityHookTest, BlockedSignalsAreNotPassedOn) {

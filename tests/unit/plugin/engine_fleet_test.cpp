@@ -50,7 +50,7 @@ TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
     return goal;
   }));
   fleet.start(std::move(sessions));
-  const Deadline deadline = Deadline::after(20s);
+  const Deadline deadline = Deadline::after(60s);
   for (std::uint64_t goal = 1; goal <= 5; ++goal) {
     fleet.set_goal(goal);
     while (fleet.states()[0].version != goal && !deadline.expired()) {
@@ -84,7 +84,7 @@ TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
   fleet.start(std::move(sessions));
   fleet.set_goal(1);
   const auto wait_for = [&](auto done) {
-    const Deadline deadline = Deadline::after(5s);
+    const Deadline deadline = Deadline::after(60s);
     while (!done() && !deadline.expired()) std::this_thread::sleep_for(1ms);
   };
   wait_for([&] { return fleet.all_at(1); });
@@ -98,7 +98,7 @@ TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
 
 template <typename Done>
 void wait_until_done(const Done& done) {
-  const Deadline deadline = Deadline::after(20s);
+  const Deadline deadline = Deadline::after(60s);
   while (!done() && !deadline.expired()) std::this_thread::sleep_for(1ms);
   ASSERT_TRUE(done());
 }
@@ -273,7 +273,7 @@ TEST(EngineFleetTest, AnEngineThatServesSomethingElseInTheEndIsNotAtTheVersion) 
     sessions.push_back(std::move(session));
     fleet.start(std::move(sessions));
     fleet.set_goal(3);
-    const Deadline deadline = Deadline::after(20s);
+    const Deadline deadline = Deadline::after(60s);
     while (!fleet.all_at(3) && !deadline.expired()) std::this_thread::sleep_for(1ms);
     ASSERT_TRUE(fleet.all_at(3));
     fleet.stop(/*confirm=*/true);

@@ -247,7 +247,7 @@ TEST_F(PausedNotifierTest, ACacheThatIsNeverFlushedIsGivenUpAfterTheTimeout) {
   const EngineResult done = notify(delta_version(1));
   EXPECT_EQ(done.status.code(), StatusCode::kBusy) << done.status.to_string();
   EXPECT_FALSE(engine_.paused) << "it holds the version";
-  EXPECT_LT(done.ms, 4'000);
+  EXPECT_LT(done.ms, 30'000);
 }
 
 // The driver asks for the result again and again, and every call hangs.
@@ -262,7 +262,7 @@ TEST_F(PausedNotifierTest, AnEngineThatHangsFromItsLoadOnHoldsNobodyUp) {
   open(EngineAction::kUpdateFromDisk);
   const EngineResult failed = notify(delta_version(1));
   EXPECT_TRUE(failed.left_paused) << failed.status.to_string();
-  EXPECT_LT(failed.ms, 5'000);
+  EXPECT_LT(failed.ms, 30'000);
 }
 
 TEST_F(PausedNotifierTest, AnEngineThatHangsAsItGoesOnHoldsNobodyUp) {
@@ -276,17 +276,17 @@ TEST_F(PausedNotifierTest, AnEngineThatHangsAsItGoesOnHoldsNobodyUp) {
   open(EngineAction::kUpdateFromDisk);
   const EngineResult failed = notify(delta_version(1));
   EXPECT_TRUE(failed.left_paused) << failed.status.to_string();
-  EXPECT_LT(failed.ms, 4'000);
+  EXPECT_LT(failed.ms, 30'000);
 }
 
 TEST_F(PausedNotifierTest, TheTimeThatARunGivesIsEnoughForCallsThatAllTakeLong) {
-  options_.timeout = milliseconds(300);
+  options_.timeout = milliseconds(1000);
   options_.retries = 0;
   Config config;
   config.notify = options_;
   config.engine_calls = options_;
   config.engines.push_back(engine_at("http://e"));
-  engine_.takes = milliseconds(230);
+  engine_.takes = milliseconds(760);
   open(EngineAction::kPullWeights);
   const EngineResult done = notify(delta_version(1), NotifiedEngines::longest(config));
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();

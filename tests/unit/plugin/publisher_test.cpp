@@ -366,13 +366,13 @@ TEST(Publisher, SilentRankEndsTheVersionWithinTheDeadline) {
   LoopbackHub hub({}, 2);
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
-  options.deadline = 300ms;
+  options.deadline = 1s;
   Trainer trainer(hub, 2, options, base);
   Rollout rollout(hub, base);
   const Weights first = testing::changed_weights(base, 1, 0.01, "none");
   const Weights second = testing::changed_weights(first, 2, 0.01, "none");
   const auto statuses = trainer.each([&](unsigned rank) -> Status {
-    if (rank == 1) std::this_thread::sleep_for(500ms);  // too late for this one
+    if (rank == 1) std::this_thread::sleep_for(1500ms);  // too late for this one
     MemorySource source = trainer.offer(first, rank);
     return trainer.rank(rank).publish(source).status();
   });
