@@ -37,7 +37,7 @@ Character first_character(std::string_view text) {
 }
 
 // Control characters, and characters that are invisible or turn the direction of text: a name that
-// holds them could look like another name. page.html has the same list, except the last range.
+// holds them could look like another name. page.html has the same list.
 bool is_hidden(char32_t code) {
   struct Range {
     char32_t first, last;

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 # makes the page send a request at once
 ASK = "document.dispatchEvent(new Event('visibilitychange'))"
 HOSTILE = "<img src=x onerror=\"alert('a name')\"><script>alert(1)</script>\u202egnp.exe\u2066\n\0"
+# an invisible "a" after a visible one
+TAGGED = "a\U000e0061"
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +390,7 @@ def test_phases_and_pauses_of_updates_are_drawn(driver, made, server):
 
 
 def test_markup_in_names_is_shown_as_text(driver, made, server):
-    for words in (HOSTILE, "x" * 10000, "\u202e", "__proto__"):
+    for words in (HOSTILE, "x" * 10000, "\u202e", "__proto__", TAGGED):
         made.engines[len(words) % 5].update(engine=words, kind=words, status=words, error=words,
                                            proven=words, host=words)  # fmt: skip
         made.rollouts[0].update(id=words, digest=words)
@@ -412,6 +414,7 @@ def test_markup_in_names_is_shown_as_text(driver, made, server):
     body = driver.execute_script("return document.body.textContent + document.title")
     assert "<img src=x onerror=\"alert('a name')\">" in body
     assert "\u202e" not in body and "\\u202e" in body and "(10000 characters)" in body
+    assert TAGGED not in body and "a\\ue0061" in body
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
     from selenium.common.exceptions import NoAlertPresentException
 
