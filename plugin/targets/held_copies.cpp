@@ -12,7 +12,7 @@ namespace {
 Result<std::vector<std::byte>> gather(const MappedWeights& weights, const WeightMap& map,
                                       std::uint64_t first, std::uint64_t count) {
   std::vector<std::byte> bits(count * map.unit_bytes);
-  const std::vector<std::byte> none(kMaxPieceUnits * sizeof(std::uint64_t));  // only read
+  const std::vector<std::byte> none(kMaxPieceUnits * sizeof(std::uint64_t));  // never written
   std::vector<DeltaPiece> pieces;
   for (std::uint64_t at = 0; at < count; at += kMaxPieceUnits) {
     const auto units =

@@ -209,7 +209,7 @@ class HostMemory final : public WeightMemory {
     for (std::size_t m = 0; m < maps.size(); ++m) {
       const StridedMap& map = maps[m].map->map;
       const std::uint64_t held = map.units() * maps[m].map->unit_bytes;
-      // A transpose is read by lines of the target, which span all of its rows.
+      // A transpose is one task: the target's lines cross all rows of the source.
       const bool transposed = map.crossing() < map.dims;
       const std::uint64_t count = transposed ? 1 : (held + kDigestBytes - 1) / kDigestBytes;
       const std::uint64_t span = map.source_end - map.source_offset;

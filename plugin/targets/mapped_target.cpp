@@ -345,9 +345,9 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. Then only the digest proves them, and if
-  // there are several, a write by other code shows only in a digest that is known beforehand: so
-  // several versions need such a digest.
+  // Whether the memory uses the versions where they lie. Then only the digest proves them. In a
+  // chain, the changes of later versions are measured while they are written: only a digest that is
+  // known beforehand shows that other code wrote. So a chain needs such a digest.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;

@@ -68,8 +68,8 @@ struct MappedOptions {
   // The state's digest covers the tensors that are held; the state is partial if they are not all.
   // kInvalidArgument if one is held in part, converted or by a writer.
   bool digest_of_held = false;
-  // The digest of each tensor of the version, ordered as the layout: needed if the run may publish
-  // fewer tensors.
+  // The digest of each tensor of the version, ordered as the layout. If the run may publish fewer
+  // tensors: needed with `initial_digest`, and for weights without a digest of their own.
   std::vector<Digest> initial_tensors = {};
 };
 
@@ -88,7 +88,7 @@ struct MappedParts {
   std::string only_rule = {};
 };
 
-// kInvalidArgument, naming the parameters, if two maps write the same units.
+// kInvalidArgument, naming both tensors and the parameter, if two maps write the same units.
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_mapped_target(
     MappedParts parts, const MappedOptions& options);
 

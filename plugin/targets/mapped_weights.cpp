@@ -47,8 +47,8 @@ Status check_apart(const MappedWeights& weights) {
   return {};
 }
 
-// Chooses the maps that hold the tensor's own units: one map that has them all, or all maps that do
-// not convert. Other maps (tied copies, conversions) are written but not counted.
+// Chooses the maps that hold the tensor's own units: one map that has them all; or all maps that do
+// not convert, if these have each unit once; or none. Other maps are written but not counted.
 void count_maps(MappedWeights& weights, std::uint32_t tensor) {
   MappedWeights::Tensor& mapped = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();

@@ -26,7 +26,7 @@ class MaskedDevice {
   struct Dense {
     std::size_t tensor = 0;      // index in stage()'s tensors
     std::uint64_t offset = 0;    // bytes; a multiple of 256
-    std::uint64_t sentinel = 0;  // in its low bits, as many as a unit has
+    std::uint64_t sentinel = 0;  // as many low bits as a unit has; the others are not used
   };
 
   virtual ~MaskedDevice() = default;

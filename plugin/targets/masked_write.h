@@ -9,7 +9,7 @@ namespace driftless {
 
 struct MaskedSource {
   const std::byte* data = nullptr;  // unit 0 of the map's tensor
-  std::uint64_t sentinel = 0;       // in its low bits, as many as a unit has
+  std::uint64_t sentinel = 0;       // as many low bits as a unit has; the others are not used
 };
 
 // The changes that one overwrite made, and the old values. Reads the source once, and only the

@@ -13,7 +13,7 @@ struct UnitRange {
   std::uint64_t begin = 0, end = 0;
 };
 
-// Passes the units that the map has as ascending ranges; adjoining ones are merged.
+// Calls use() for each range of units that the map has, ascending; adjoining ranges are merged.
 template <typename Use>
 void each_range(const StridedMap& map, const Use& use) {
   UnitRange open;
@@ -31,7 +31,7 @@ void each_range(const StridedMap& map, const Use& use) {
   if (open.begin != open.end) use(open);
 }
 
-// Takes maps in order, each only if it holds none of the units of those before it.
+// Takes maps in order, each only if it holds none of the units of those taken before it.
 std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
                                           const std::vector<std::uint32_t>& order) {
   std::vector<std::uint32_t> found;
@@ -95,7 +95,7 @@ void note_unproven(const MappedWeights& weights, std::uint32_t tensor,
   for (std::uint32_t m = mapped.first_map; m < mapped.first_map + mapped.maps; ++m) {
     if (reversible(weights.maps[m].cast)) continue;
     unproven.push_back({tensor, concat("parameter '", weights.maps[m].parameter,
-                                       "' holds it in a narrower type")});
+                                       "' holds it in a type that loses bits")});
   }
 }
 

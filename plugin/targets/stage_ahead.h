@@ -33,7 +33,7 @@ class StageAhead {
   // Call the next two after finish().
   // Whether the weights in their present state were compared and found right.
   [[nodiscard]] bool swept(const MappedWeights& weights) const;
-  // The blocks that were decoded with the weights in their present state; otherwise none.
+  // The decoded blocks; none if the weights' state has changed since they were decoded.
   [[nodiscard]] DecodedBlocks take_decoded(const MappedWeights& weights);
 
  private:

@@ -72,7 +72,7 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     weights_->state.valid = false;  // until everything is written or restored
     if (const Status status = write_all(); !status.ok()) {
-      // A mismatch may be older than this commit; then no version is held: read all weights.
+      // The weights may have been wrong before this commit: then undoing it is not enough.
       const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
       const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;
@@ -234,7 +234,7 @@ class StagedUpdate final : public StagedChange {
       difference = std::move(*found);
     }
     if (difference) {
-      // Proven already: the result was compared unit by unit, whatever the old values were.
+      // No digest to compare: prove_full() proved the version, and its units replace the others.
       changes_->only(std::move(*difference));
       DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
     } else {
@@ -323,8 +323,8 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // Computes what every map will hold, and from it the digest of the tensors that are held whole
-  // and unconverted.
+  // Computes the digest of what every map will hold, and from these the digest of the tensors that
+  // are held whole and unconverted.
   Status sum_parts() {
     DRIFTLESS_ASSIGN_OR_RETURN(
         std::vector<Digest> after,
@@ -366,9 +366,9 @@ class StagedUpdate final : public StagedChange {
                  " by the manifest. Nothing was changed; publish another full version");
   }
 
-  // Compares the digest. `changes`: what the first versions add to it. If no manifest has the
-  // digest of the tensors that a partial target holds, checks instead that writing added the same
-  // to the digest as staging had measured.
+  // Compares the digest after each version with its goal. `changes`: what each version adds, as far
+  // as it is measured yet. If no manifest has the digest of the tensors that a partial target has,
+  // checks instead that writing the first version added to the digest what staging had measured.
   Status prove(std::span<const Digest> changes, bool written) {
     Digest reached = before_.digest;
     for (std::size_t i = 0; i < changes.size(); ++i) {
@@ -458,7 +458,7 @@ class StagedUpdate final : public StagedChange {
   TargetState before_, after_;
   std::optional<std::vector<TensorShare>> expected_;  // for a partial state: its shares
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
-  std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after writing
+  std::shared_ptr<WeightSums> measured_;    // for buckets: sums_before_; write() updates it
   std::set<std::uint32_t> tensors_;         // the changed ones
   bool full_ = false;                       // it is a full version
   bool external_ = false;                   // the writer has staged its part

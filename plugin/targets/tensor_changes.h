@@ -41,7 +41,7 @@ class TensorChanges {
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const;
   // Whether this is a full version, in which every unit is new.
   [[nodiscard]] bool whole() const { return versions_.front().version().full(); }
-  // A bit pattern that none of the tensor's new values has; nothing if every pattern occurs.
+  // A bit pattern that none of the tensor's new values has; nothing if none is found or if whole().
   [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const;
   // The folded changes; none if whole().
   [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t tensor) const;
@@ -67,8 +67,8 @@ class TensorChanges {
   std::vector<std::uint32_t> external_;
 };
 
-// Adds the blocks of a frame of `compact` that can be decoded here, and none of other frames. Fails
-// if the part is no frame. The part outlives what is added.
+// Decodes those blocks of a `compact` frame that can be decoded here, and adds them to `decoded`.
+// Other frames add nothing; a part that is no frame fails. The part outlives what is added.
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 

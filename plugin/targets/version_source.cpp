@@ -192,9 +192,9 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
   return {};
 }
 
-// Every file is inflated and checked by one thread, because it is one zstd frame; the largest
-// first. If there are fewer files than threads, several threads compute a file's checksum. Of
-// several damaged files the first one is named, so all are read.
+// One thread inflates a file, because it is one zstd frame; the largest files come first. If each
+// file can have two threads or more, they share the work of its checksum. If several files are
+// damaged, the error names the first one in the version's order, so all are read.
 Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                                    const std::string& spool_directory, unsigned threads,
                                    KeptMemory* memory) {
@@ -327,7 +327,7 @@ Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::st
   // two directories: the base's, and the checkpoint's that it is published from.
   constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
   const bool full = manifest.encoding == Encoding::kFull;
-  // `overwrite` has a position for each byte; zstd adds less than this to incompressible data.
+  // `overwrite` has a position for each byte; zstd adds less than 1/64 to incompressible data.
   const std::uint64_t bytes = layout.total_bytes();
   const std::uint64_t most = max_frame_body_bytes(layout) +
                              (manifest.encoding == Encoding::kOverwrite ? 8 * bytes : 0) +
@@ -397,8 +397,8 @@ Status VersionSource::decode_frames(unsigned threads, const HeadReader& head, Ke
     const bool host = frame_bytes_[i].memory_kind() == MemoryKind::kHost;
     if (frames_[i] == nullptr && host) on_host.push_back(i);
   }
-  // read_frames() names a fault in the largest stream first. Each frame is then decoded whole,
-  // below, so that the first damaged frame is named.
+  // If several frames are damaged, read_frames() names the one with the largest damaged stream.
+  // After a failure each frame is decoded again, below, so that the first damaged one is named.
   const Status read = read_frames(on_host, threads, memory);
   if (!read.ok()) {
     for (const std::size_t i : on_host) frames_[i] = nullptr;

@@ -94,9 +94,9 @@ class VersionSource {
                                                   const std::string& spool_directory);
   // Opens payload that was fetched: `parts` as version.payload_files; if `frames` has an entry for
   // a part, that frame is used instead, and some of its blocks may be missing. Frames must belong
-  // to the version, and each rank's must be numbered from 0 without a gap. Plain frames may lie in
-  // device memory if `head` is given; then there are no patchers. kUnsupported for other parts
-  // there. Blocks of frames and flush files are hashed and inflated on `threads` threads, into
+  // to the version, and each rank's must be numbered from 0 without a gap. With `head`, plain
+  // frames may lie in device memory (without patchers); any other part in device memory fails with
+  // kUnsupported. Blocks of frames and flush files are hashed and inflated on all `threads`, into
   // `memory` (null: memory of their own); if several are damaged, the first one is named.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,

@@ -224,7 +224,7 @@ class Stager {
   StagedVersion staged_;
 };
 
-// The tensors that any version of the chain changes, the largest first.
+// The tensors, of those held, that any version of the chain changes; the largest first.
 std::vector<std::uint32_t> touched_tensors(const WeightView& weights,
                                            std::span<const VersionSource> chain) {
   std::vector<std::uint32_t> tensors;

@@ -44,7 +44,7 @@ struct StagedVersion {
   Digest new_digest;     // of the new bytes of all touched tensors, if the last version is full
 };
 
-// Passes frames to `sink` that lead from the weights through all of `chain` at once. The frames
+// Passes frames to `sink` with all changes that `chain` makes to the weights, folded. The frames
 // name the last version, on the base of the first one. kMismatch, naming the tensor, if its new
 // bytes do not have the version's checksum: the delta is damaged, or the weights are not its base.
 // Memory: a few megabytes and one frame per thread.

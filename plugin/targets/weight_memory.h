@@ -73,8 +73,8 @@ struct ChangePart {
   const DeltaPiece* piece = nullptr;
   const WeightMap* map = nullptr;
   std::uint32_t begin = 0, count = 0;  // of the piece's changes
-  // Room for `count` old values, in the target's width. Null if the memory measures the changes
-  // (`key`).
+  // Room for `count` old values, in the target's width. Null if the memory shall measure the part's
+  // change of the digest instead: then `key` is set.
   std::byte* old_values = nullptr;
   const DigestTensorKey* key = nullptr;  // for part_changes(): the tensor's
 
@@ -101,17 +101,17 @@ struct TensorDigest {
 class PlacedChanges {
  public:
   virtual ~PlacedChanges() = default;
-  // Compares the memory with the old values, writes the new ones, and reads them back. Returns the
-  // first part with unexpected values, or none. After such a fault, or an error, some changes may
-  // have been written: call take_back().
+  // Writes the changes. If these are parts, compares the memory with their old values first, reads
+  // the new ones back after, and returns the first part with unexpected values. After such a fault,
+  // or an error, some changes may have been written: call take_back().
   [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Restores the old values, as far as write() replaced them.
   [[nodiscard]] virtual Status take_back() = 0;
-  // What the changes add to the digest, if the memory measures that: one number for each version,
-  // in order. After staging only the first number is known, after writing all of them. Empty if
-  // the old values came to the host instead (ChangePart::old_values).
+  // What each version adds to the digest, in order, if the memory measures that. After staging it
+  // has one number, that of the first version; after writing it has one for every version. Empty
+  // if the memory measures nothing, or measures parts (part_changes()).
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
-  // The same by tensor, over all versions, once written: each changed tensor once.
+  // After writing: what all versions together add to the digest of each changed tensor.
   [[nodiscard]] virtual std::span<const TensorDigest> measured_tensors() const { return {}; }
   // What each part adds to the digest of its map's target, if the memory measures that; known once
   // the changes are staged. Zero if the map cannot be read back.
@@ -182,8 +182,8 @@ struct CompactUnits {
 class ArrivalMemory {
  public:
   virtual ~ArrivalMemory() = default;
-  // Memory for the blocks of one version, aligned to 256 bytes, with any content. It is kept for
-  // the next one. kNoSpace.
+  // Memory for the blocks of one version, aligned to 256 bytes, with any content. It is reused for
+  // the next version. Returns kNoSpace if there is not enough.
   [[nodiscard]] virtual Result<DeviceSpace> take(std::uint64_t bytes) = 0;
   // The xxh3-128 of each stretch of such memory.
   [[nodiscard]] virtual Result<std::vector<Hash128>> hash(
@@ -194,9 +194,9 @@ class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
   [[nodiscard]] virtual MemoryKind kind() const = 0;
-  // Reads the old values of the parts to the host. A memory that measures changes keeps those of
-  // parts without `old_values` itself. No two parts write the same unit. What the parts point to
-  // outlives the result.
+  // Reads the old values of the parts into their `old_values` on the host. If a part has no such
+  // room, a memory that measures changes keeps the old values itself. No two parts write the same
+  // unit. What the parts point to outlives the result.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place(
       std::span<const ChangePart> parts, unsigned threads) = 0;
   // Reads or writes units [origin, origin + count) of a tensor; values have the tensor's width.

@@ -38,8 +38,8 @@ void add_stretches(Stretch rest, std::vector<Stretch>& to) {
 
 enum class SumType { kTensor, kPlace };
 
-// kPlace: the values in the type of the map's target. kTensor: the values as they are read back
-// from there, which differ only in signalling NaNs, because F16ToF32 makes them quiet.
+// kPlace: the values in the type of the map's target. kTensor: the tensor's values as they would be
+// read back from there: the same bits, except that F16ToF32 makes signalling NaNs quiet.
 std::span<const std::byte> converted(const WeightMap& map, SumType type,
                                      std::span<const std::byte> values,
                                      std::vector<std::byte>& scratch) {
@@ -189,7 +189,7 @@ Result<std::vector<Digest>> read_sums(const MappedWeights& weights) {
     if (found[m].foreign != 0) {
       return error(StatusCode::kMismatch, name_of(weights, weights.maps[m]), " holds ",
                    found[m].foreign,
-                   " values that nothing of the tensor's type converts to: other code wrote into "
+                   " values to which no value of the tensor's type converts: other code wrote into "
                    "the weights; send a full version, or reload them");
     }
     sums[m] = found[m].digest;

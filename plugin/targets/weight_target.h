@@ -44,7 +44,7 @@ struct TargetState {
   Digest digest;         // of the weights
   bool valid = false;    // false: holds no version (none came yet, or a change that could not be
                          // undone); takes a full version only
-  bool partial = false;  // holds only some tensors; `tensors` set: the digest is theirs
+  bool partial = false;  // holds only some tensors; if `tensors` is set, `digest` covers just those
   // For a partial state: the digest of all weights of the version, once one was applied.
   std::optional<Digest> version_digest = std::nullopt;
   // For a partial state: each tensor that is held whole, ascending. Null: not known.
@@ -64,7 +64,7 @@ struct CommitReport {
   std::set<std::uint32_t> tensors;  // that the versions change
 };
 
-// A tensor that is held but cannot be read back, fully or at one of its places.
+// A place of a held tensor that cannot be read back. A tensor has one entry for each such place.
 struct UnprovenTensor {
   std::uint32_t tensor = 0;
   std::string why;
@@ -91,19 +91,19 @@ struct HeldCopy {
 // Digests of a tensor, block by block.
 struct BlockSums {
   std::vector<Digest> sums;             // of the units that count in the share
-  std::vector<std::uint64_t> disagree;  // blocks that differ between two places
+  std::vector<std::uint64_t> disagree;  // blocks that differ between places, or have foreign bits
 };
 
 // The weights as they are now.
 struct LookedShares {
   Shares shares;
-  // Tensors that differ, at any of their places, from the digests that this target tracks, or that
-  // have values which no value of their type converts to. Ascending.
+  // Tensors of which a place differs from the digest that this target tracks, or holds foreign bits
+  // (which no value of the tensor's type converts to). Ascending.
   std::vector<std::uint32_t> suspects;
 };
 
-// When a target reads all of its weights to compare them with their digests. Independently, a
-// commit compares the units that it writes before, and reads them back after.
+// When a target reads all of its weights to compare them with their digests. Whatever this says, a
+// commit of changed units compares them before it writes, and reads them back after.
 struct ProofRule {
   bool always = false;  // in every commit, after writing, and not while staging
   // While staging a delta that is this many versions after the last sweep; 0: never.
@@ -159,7 +159,7 @@ class WeightTarget {
   [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }
   // The same with digests of their bits, taken when the layout was adopted or now.
   [[nodiscard]] virtual std::vector<LeftTensor> left_tensors() const { return {}; }
-  // How many tensors it holds but cannot read back, so that the state's digest does not prove them.
+  // How many places of held tensors cannot be read back, so that the digest does not prove them.
   [[nodiscard]] virtual std::size_t unproven_tensors() const { return 0; }
   // Completes or undoes an interrupted commit, if the target can, so that its state may become
   // valid again. Ok if there is nothing to do.
@@ -240,8 +240,8 @@ class MappedTarget final : public WeightTarget {
 
   // Whether the state's digest was computed from the weights' own bits, of all tensors.
   [[nodiscard]] bool proven() const;
-  // Whether the weights of every tensor in tracked() were read, and match the state's version as
-  // far as this target knows: the version that it was opened with, and every change since.
+  // Whether a version is held, and the weights of every tensor in tracked() were read once: when
+  // this target was opened. Since then the digests follow every commit and undo.
   [[nodiscard]] bool proven_in_share() const;
   // Reads the weights, at every place where they can be read back: O(weights). kMismatch, naming
   // tensor, parameter and rank, if they differ from tracked(); the state is then not valid any
