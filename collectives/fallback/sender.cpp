@@ -180,7 +180,9 @@ Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
       roads.second.sender().with_context(concat("the fallback ", roads.name)));
   Status trouble = roads.first.status();
   std::unique_ptr<SendRoad> first;
-  if (roads.held && roads.held()) {
+  const Result<bool> held = roads.held ? roads.held() : Result<bool>(false);
+  if (!held.ok()) return held.status().with_context(concat("the fallback ", roads.name));
+  if (*held) {
     trouble = error(StatusCode::kAlreadyExists, "the run is on ", roads.name,
                     " since an earlier start of the trainer, and goes on there");
   } else if (roads.first.ok()) {

@@ -171,7 +171,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       faulty_files_[rank] = made.get();
       return std::unique_ptr<SendRoad>(std::move(made));
     };
-    roads.held = [this] {
+    roads.held = [this]() -> Result<bool> {
+      DRIFTLESS_RETURN_IF_ERROR(history_fault_);
       return (*make_shared_fs_receiver(posix_file_system(), files_))
           ->run_info(Deadline::after(0ms))
           .ok();
@@ -278,6 +279,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   std::vector<std::string> lines_;       // of the trainer
   std::chrono::milliseconds look_delay_{0};
   bool lose_announcement_ = false;
+  Status history_fault_;
   std::unique_ptr<LoopbackHub> hub_;
   std::vector<FaultyRoad*> faulty_, faulty_files_;
   std::vector<std::unique_ptr<Group>> groups_;
@@ -489,6 +491,25 @@ TEST_P(FallbackTest, ASwitchWhoseAnnouncementIsInDoubtIsMadeByTheNextVersion) {
   }
   EXPECT_EQ(lines_.size(), 1U);
   EXPECT_EQ(rollout->versions, (std::vector<std::uint64_t>{1, 2, 3}));
+}
+
+// Otherwise the trainer would publish peer to peer, and rollouts would wait on the fallback.
+TEST_P(FallbackTest, ATrainerThatCannotReadItsFallbackDoesNotStart) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  faulty_[1]->arm(RoadFault::kFlush);
+  publish_well();
+  follow(*rollout);
+  stop_trainer();
+  history_fault_ = error(StatusCode::kIo, "the store does not answer");
+  const auto sender = open_with_fallback(trainer_roads(0, false)).sender();
+  ASSERT_FALSE(sender.ok());
+  EXPECT_EQ(sender.status().code(), StatusCode::kIo) << sender.status().to_string();
+  EXPECT_NE(sender.status().message().find("the fallback shared_fs"), std::string::npos);
+  history_fault_ = {};
+  start_trainer();
+  publish_well();
+  follow(*rollout);
 }
 
 TEST_P(FallbackTest, AFallbackThatAnswersSlowlyIsSeldomAsked) {
