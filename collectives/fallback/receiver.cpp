@@ -172,7 +172,9 @@ class Receiver final : public ReceiveRoad, public BatchedRanges {
     if (state_->used && !of_first) return from(*second_);
     if (first_ == nullptr) return not_there(state_->roads.name, id);
     auto found = from(*first_);
-    if (found.ok() || !look(!state_->used)) return found;
+    // kNotFound is the answer of a leader that publishes there.
+    const bool now = !state_->used && status_of(found).code() != StatusCode::kNotFound;
+    if (found.ok() || !look(now)) return found;
     // The next list() is that of the second road alone.
     old_.clear();
     return not_there(state_->roads.name, id);
