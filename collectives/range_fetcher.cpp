@@ -29,10 +29,11 @@ std::uint64_t end_of(const ByteRange& range) { return range.offset + range.size_
 
 class Planner {
  public:
-  // `threads` that process ranges share the memory.
-  Planner(std::span<const WantedPart> wanted, const RangeFetchOptions& options, unsigned threads)
+  // `threads` that process ranges share the memory. `batched`: the road batches ranges.
+  Planner(std::span<const WantedPart> wanted, const RangeFetchOptions& options, unsigned threads,
+          bool batched)
       : wanted_(wanted),
-        gap_bytes_(options.gap_bytes),
+        gap_bytes_(batched ? std::min(options.gap_bytes, kBatchedGapBytes) : options.gap_bytes),
         batch_bytes_(std::max<std::uint64_t>(options.memory_bytes / threads, 1)) {
     if (options.takers <= options.workers) return;
     // Batches are small enough that every thread gets some, and large enough that the number of
@@ -105,7 +106,7 @@ class Fetcher {
         options_(options),
         take_(take),
         deadline_(deadline),
-        batches_(Planner(wanted, options, takers()).plan()) {}
+        batches_(Planner(wanted, options, takers(), batches_ranges(road)).plan()) {}
 
   [[nodiscard]] const std::vector<Batch>& batches() const { return batches_; }
 
@@ -190,6 +191,11 @@ class Fetcher {
 };
 
 }  // namespace
+
+bool batches_ranges(const ReceiveRoad& road) {
+  const auto* const batched = dynamic_cast<const BatchedRanges*>(&road);
+  return batched != nullptr && batched->batches_ranges();
+}
 
 std::vector<ByteRange> union_of(std::vector<ByteRange> ranges) {
   std::ranges::sort(ranges);

@@ -23,8 +23,9 @@ struct FallbackRoads {
   std::string name = {};   // of the second road: "shared_fs"
   std::string label = {};  // "[P2P]"
   bool leads = false;      // the leading trainer
-  // [leading trainer] Returns whether a run is already announced on the second road.
-  std::function<bool()> held = {};
+  // [leading trainer] Returns whether a run is already announced on the second road. If that cannot
+  // be read, the road is not opened: a run there must not go on elsewhere.
+  std::function<Result<bool>()> held = {};
   // The end of a run on the second road; the functions may be empty.
   std::function<Status()> withdraw_end = {};
   std::function<Status(std::string_view text)> publish_end = {};

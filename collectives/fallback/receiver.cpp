@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/fallback/state.h"
+#include "collectives/range_fetcher.h"
 
 namespace driftless::fallback {
 namespace {
@@ -8,6 +9,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSlice{1'000};  // limit for one slice of a wait on the first road
 constexpr milliseconds kBetween{20};
+// A look at the second road takes at most one part in this of the time.
+constexpr int kLookShare = 10;
 
 const Status& status_of(const Status& status) { return status; }
 template <typename T>
@@ -15,7 +18,7 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-class Receiver final : public ReceiveRoad {
+class Receiver final : public ReceiveRoad, public BatchedRanges {
  public:
   Receiver(std::shared_ptr<State> state, std::unique_ptr<ReceiveRoad> first, Status trouble,
            std::unique_ptr<ReceiveRoad> second)
@@ -73,6 +76,10 @@ class Receiver final : public ReceiveRoad {
   [[nodiscard]] bool fetches_at_once() const override {
     return state_->used && old_.empty() && second_->fetches_at_once();
   }
+  [[nodiscard]] bool batches_ranges() const override {
+    const bool second = state_->used || first_ == nullptr;
+    return driftless::batches_ranges(second ? *second_ : *first_);
+  }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     return either<Status>(
@@ -84,8 +91,11 @@ class Receiver final : public ReceiveRoad {
         },
         [&] {
           Status reported = second_->report(report, deadline);
-          // The publisher reads the reports of both roads, and must count a receiver once.
-          if (reported.ok() && reported_) reported_ = !first_->leave(Deadline::after(kSlice)).ok();
+          // The publisher reads the reports of both roads, and must count a receiver once. Tries
+          // only once: a leader that does not answer forgets silent receivers, or is gone.
+          if (reported.ok() && std::exchange(reported_, false)) {
+            static_cast<void>(first_->leave(Deadline::after(kSlice)));
+          }
           return reported;
         });
   }
@@ -108,12 +118,16 @@ class Receiver final : public ReceiveRoad {
   }
 
  private:
-  // Whether the trainer publishes on the second road. Checks that every kFallbackLook.
+  // Whether the trainer publishes on the second road. Checks that every kFallbackLook, or less
+  // often if the second road answers slowly.
   bool look(bool now = false) {
     if (state_->used) return true;
     if (!now && !next_look_.expired()) return false;
-    next_look_ = Deadline::after(kFallbackLook);
-    if (!second_->run_info(Deadline::after(milliseconds(0))).ok()) return false;
+    const auto begin = Deadline::Clock::now();
+    const bool announced = second_->run_info(Deadline::after(milliseconds(0))).ok();
+    const auto took = std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begin);
+    next_look_ = Deadline::after(std::max(kFallbackLook, kLookShare * took));
+    if (!announced) return false;
     if (first_ != nullptr) {
       Result<std::vector<PublicationId>> listed = first_->list(Deadline::after(kSlice));
       if (listed.ok()) old_ = std::move(*listed);
@@ -136,8 +150,8 @@ class Receiver final : public ReceiveRoad {
       }
       Found found = first(deadline.sooner(kSlice));
       if (status_of(found).ok()) return found;
-      if (look(true)) return second();
       const bool late = status_of(found).code() == StatusCode::kDeadlineExceeded;
+      if (look(!late)) return second();
       if (!late || !backoff.sleep(deadline)) return found;
     }
   }
@@ -158,7 +172,9 @@ class Receiver final : public ReceiveRoad {
     if (state_->used && !of_first) return from(*second_);
     if (first_ == nullptr) return not_there(state_->roads.name, id);
     auto found = from(*first_);
-    if (found.ok() || !look(!state_->used)) return found;
+    // kNotFound is the answer of a leader that publishes there.
+    const bool now = !state_->used && status_of(found).code() != StatusCode::kNotFound;
+    if (found.ok() || !look(now)) return found;
     // The next list() is that of the second road alone.
     old_.clear();
     return not_there(state_->roads.name, id);

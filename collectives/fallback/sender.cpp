@@ -56,6 +56,13 @@ class NotingFile final : public File {
 // Leaves half of the time for the second road, and for the ranks to agree on it.
 Deadline half(const Deadline& deadline) { return deadline.sooner(deadline.remaining() / 2); }
 
+// Whether an announcement that failed with this code may be visible nevertheless.
+bool may_be_there(StatusCode code) {
+  return code != StatusCode::kOk && code != StatusCode::kAlreadyExists &&
+         code != StatusCode::kInvalidArgument && code != StatusCode::kUnsupported &&
+         code != StatusCode::kWrongRun;
+}
+
 class Sender final : public SendRoad, public Fallback {
  public:
   Sender(std::shared_ptr<State> state, std::unique_ptr<SendRoad> first, Status trouble,
@@ -76,9 +83,11 @@ class Sender final : public SendRoad, public Fallback {
     if (used()) return {};
     if (first_ != nullptr) static_cast<void>(first_->abort());
     if (run_info) {
-      DRIFTLESS_RETURN_IF_ERROR(
+      const Status announced =
           second_->announce(*run_info, deadline)
-              .with_context(concat(reason, "; and switching to ", state_->roads.name)));
+              .with_context(concat(reason, "; and switching to ", state_->roads.name));
+      doubt_ = may_be_there(announced.code()) ? announced : Status();
+      DRIFTLESS_RETURN_IF_ERROR(announced);
     }
     if (!state_->roads.leads) state_->used = true;  // only the leader reports the switch
     state_->go_over(reason);
@@ -96,6 +105,7 @@ class Sender final : public SendRoad, public Fallback {
   Status begin(const PublicationId& id, const Deadline& deadline) override {
     if (used()) return second_->begin(id, deadline);
     trouble_->clear();
+    DRIFTLESS_RETURN_IF_ERROR(trouble_->note(doubt_));
     return trouble_->note(first_->begin(id, half(deadline)));
   }
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
@@ -156,6 +166,9 @@ class Sender final : public SendRoad, public Fallback {
   const std::unique_ptr<SendRoad> first_;  // null: it could not be opened
   const std::unique_ptr<SendRoad> second_;
   const std::shared_ptr<Trouble> trouble_;
+  // [leader] Why it is unknown whether the run is announced on the second road. If it is, receivers
+  // have switched: no version may use the first road.
+  Status doubt_;
 };
 
 }  // namespace
@@ -167,7 +180,9 @@ Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
       roads.second.sender().with_context(concat("the fallback ", roads.name)));
   Status trouble = roads.first.status();
   std::unique_ptr<SendRoad> first;
-  if (roads.held && roads.held()) {
+  const Result<bool> held = roads.held ? roads.held() : Result<bool>(false);
+  if (!held.ok()) return held.status().with_context(concat("the fallback ", roads.name));
+  if (*held) {
     trouble = error(StatusCode::kAlreadyExists, "the run is on ", roads.name,
                     " since an earlier start of the trainer, and goes on there");
   } else if (roads.first.ok()) {

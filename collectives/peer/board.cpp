@@ -154,6 +154,11 @@ Status Board::take_report(Peer& peer, const Request& request) {
 }
 
 void Board::leave(Peer& peer, const std::string& id) {
+  // A process that was started again under this id has reported since.
+  const bool replaced = std::ranges::any_of(peers_, [&](const auto& each) {
+    return &each.second != &peer && each.second.reported.contains(id);
+  });
+  if (replaced) return;
   peer.reported.erase(id);
   if (receivers_.erase(id) > 0) left_.insert(id);
 }

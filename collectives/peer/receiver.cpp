@@ -7,6 +7,7 @@
 #include "collectives/peer/part_server.h"
 #include "collectives/peer/peer_road.h"
 #include "collectives/peer/shared_reader.h"
+#include "collectives/range_fetcher.h"
 
 namespace driftless::peer {
 namespace {
@@ -15,7 +16,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kEndTime{1'000};
 
-class Receiver final : public ReceiveRoad {
+class Receiver final : public ReceiveRoad, public BatchedRanges {
  public:
   Receiver(std::shared_ptr<const Road> road, std::string token)
       : road_(std::move(road)),
@@ -82,6 +83,7 @@ class Receiver final : public ReceiveRoad {
     return files;
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
+  [[nodiscard]] bool batches_ranges() const override { return true; }
 
   [[nodiscard]] bool fetches_to_device() const override { return true; }
   Status fetch_to_device(const PublicationId& id, const PartReceipt& part,

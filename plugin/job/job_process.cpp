@@ -279,10 +279,14 @@ Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
   roads.label = config_.kind().fallback_label;
   roads.leads = role_ == JobRole::kTrainer && place.rank == 0;
   if (roads.leads) {
-    roads.held = [opener, options] {
+    roads.held = [opener, options]() -> Result<bool> {
+      DRIFTLESS_ASSIGN_OR_RETURN(const auto history, opener->history(options));
       const Deadline now = Deadline::after(std::chrono::milliseconds(0));
-      const auto history = opener->history(options);
-      return history.ok() && (*history)->run_info(now).ok();
+      const Status announced = history->run_info(now).status();
+      if (announced.code() == StatusCode::kNotFound) return false;
+      if (announced.code() == StatusCode::kDeadlineExceeded) return false;
+      DRIFTLESS_RETURN_IF_ERROR(announced);
+      return true;
     };
   }
   roads.withdraw_end = [opener, options] { return opener->withdraw_end(options); };

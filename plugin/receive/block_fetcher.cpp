@@ -9,8 +9,10 @@
 namespace driftless {
 namespace {
 
-// Fetches the head of each frame, by part: first both ends; then the rest of the table, whose
-// length the header has. Empty if the road has the part in device memory.
+// Fetches the head of each frame, by part. The length of a table is in the header. If a further
+// range is a further request, the end of the frame is fetched with the header, and then the rows
+// that it lacks; otherwise the header first, then exactly the table. Empty if the road has the part
+// in device memory.
 class HeadFetcher {
  public:
   HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
@@ -22,8 +24,7 @@ class HeadFetcher {
   [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
 
  private:
-  // The last bytes of a frame, one in kTailShare, are fetched before the size of its table is
-  // known. They have room for 60 to 500 rows of the table.
+  // The end: one byte in kTailShare. It has room for 60 to 500 rows of the table.
   static constexpr std::uint64_t kTailShare = 64;
   static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
   static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
@@ -42,20 +43,26 @@ class HeadFetcher {
   std::uint64_t fetched_bytes_ = 0;
 };
 
+// A head that is a smaller part of its frame may be fetched twice.
+constexpr std::uint64_t kLeastHeadShare = 64;
+
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
 Result<std::vector<std::vector<std::byte>>> HeadFetcher::fetch(std::span<const PartReceipt> parts) {
+  const bool exact = batches_ranges(road_);
   std::vector<WantedPart> wanted;
   for (const PartReceipt& part : parts) {
     const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);
     const std::uint64_t tail =
         std::min(part.size_bytes - header,
                  std::clamp(part.size_bytes / kTailShare, kLeastTailBytes, kMostTailBytes));
-    wanted.push_back({part, {{0, header}, {part.size_bytes - tail, tail}}});
+    wanted.push_back({part, {{0, header}}});
+    if (!exact) wanted.back().ranges.push_back({part.size_bytes - tail, tail});
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Ends ends, take(wanted));
+  std::vector<std::uint64_t> tables(parts.size());  // where each begins
   std::vector<WantedPart> more;
   std::vector<std::size_t> whose;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -66,20 +73,21 @@ Result<std::vector<std::vector<std::byte>>> HeadFetcher::fetch(std::span<const P
       return error(StatusCode::kCorrupt, "part ", parts[i].name, ": a frame of ", info->frame_bytes,
                    " bytes, the manifest says ", parts[i].size_bytes);
     }
-    const std::uint64_t table = frame_places(*info).table;
+    tables[i] = frame_places(*info).table;
     const std::uint64_t there = parts[i].size_bytes - ends[i].bytes[1].size();
+    if (there <= tables[i]) continue;
     whose.push_back(i);
-    more.push_back({parts[i], {{table, there > table ? there - table : 0}}});
+    more.push_back({parts[i], {{tables[i], there - tables[i]}}});
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Ends rest, take(more));
   std::vector<std::vector<std::byte>> heads(parts.size());
-  for (std::size_t k = 0; k < whose.size(); ++k) {
-    const std::size_t i = whose[k];
-    const std::uint64_t table_and_trailer = parts[i].size_bytes - more[k].ranges[0].offset;
-    heads[i] = ends[i].bytes[0];
-    append(heads[i], rest[k].bytes[0]);
+  for (std::size_t i = 0; i < parts.size(); ++i) heads[i] = ends[i].bytes[0];
+  for (std::size_t k = 0; k < whose.size(); ++k) append(heads[whose[k]], rest[k].bytes[0]);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
     const std::vector<std::byte>& tail = ends[i].bytes[1];
-    append(heads[i], std::span(tail).last(std::min<std::uint64_t>(tail.size(), table_and_trailer)));
+    const std::uint64_t of_head =
+        std::min<std::uint64_t>(tail.size(), parts[i].size_bytes - tables[i]);
+    append(heads[i], std::span(tail).last(of_head));
   }
   return heads;
 }
@@ -196,7 +204,9 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     Result<FrameCollector> collector =
         FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed, memory);
     if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
-    if (collector->all() && !file.partial) continue;
+    // A part that is fetched whole has its head again.
+    const bool large_head = !keep && read[i].size() > file.size_bytes / kLeastHeadShare;
+    if (collector->all() && !file.partial && !large_head) continue;
     blocks.needed_bytes += read[i].size();
     WantedPart& part = wanted.emplace_back();
     part.part = parts[i];

@@ -31,10 +31,10 @@ struct FetchedBlocks {
     ReceiveRoad& road, const PublicationId& id, std::span<const PartReceipt> parts,
     const RangeFetchOptions& options, const Deadline& deadline);
 
-// Fetches the needed blocks. Skips frames of which every block is needed, and parts without a
-// table's hash in the manifest: the caller fetches those whole. kCorrupt if a table differs from
-// the manifest's. `keep`: also keeps the fetched bytes. `memory`: for the blocks (null: allocates
-// them).
+// Fetches the needed blocks. Skips frames of which every block is needed, unless the head is a
+// large part of the frame, and parts without a table's hash in the manifest: the caller fetches
+// those whole. kCorrupt if a table differs from the manifest's. `keep`: also keeps the fetched
+// bytes, and skips every frame of which all is needed. `memory`: for the blocks (null: allocates).
 [[nodiscard]] Result<FetchedBlocks> fetch_blocks(
     ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
     const WeightLayout& layout, const FrameCollector::Needed& needed, bool keep,

@@ -4,6 +4,7 @@
 
 #include "collectives/forwarding_receive_road.h"
 #include "collectives/part_ranges.h"
+#include "collectives/range_fetcher.h"
 #include "support/frame_reseal.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
@@ -51,22 +52,75 @@ class StaleRoad final : public ForwardingReceiveRoad {
   }
 };
 
-// Rank `rank` of 4, with its slices in parameters as an engine has them.
+// Counts what is fetched of parts.
+class CountedRoad : public ForwardingReceiveRoad {
+ public:
+  struct Count {
+    std::uint64_t calls = 0, ranges = 0, bytes = 0;
+  };
+  CountedRoad(std::unique_ptr<ReceiveRoad> road, Count& count)
+      : ForwardingReceiveRoad(std::move(road)), count_(count) {}
+
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    add(1, part.size_bytes);
+    return road_->fetch_part(id, part, deadline);
+  }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    std::uint64_t bytes = 0;
+    for (const ByteRange& range : ranges) bytes += range.size_bytes;
+    add(ranges.size(), bytes);
+    return road_->fetch_ranges(id, part, ranges, deadline);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
+
+ private:
+  void add(std::uint64_t ranges, std::uint64_t bytes) {
+    ++count_.calls;
+    count_.ranges += ranges;
+    count_.bytes += bytes;
+  }
+  Count& count_;
+};
+class BatchingRoad final : public CountedRoad, public BatchedRanges {
+ public:
+  using CountedRoad::CountedRoad;
+  [[nodiscard]] bool batches_ranges() const override { return true; }
+};
+
+// Adds what a rank holds of a tensor.
+using Holds = std::function<void(RankWeights& held, const TensorSpec& spec, std::uint32_t tensor,
+                                 std::mt19937_64& random)>;
+
+// Part `rank` of `ranks` of a matrix.
+void hold_slice(RankWeights& held, const TensorSpec& spec, std::uint32_t tensor, std::uint32_t rank,
+                std::uint32_t ranks, std::mt19937_64& random) {
+  const std::uint64_t rows = spec.shape[0], columns = spec.shape[1];
+  if (cut_dim(spec.name) == 0) {
+    held.add(tensor, rows * rank / ranks, rows / ranks, 0, columns, random);
+  } else {
+    held.add(tensor, 0, rows, columns * rank / ranks, columns / ranks, random);
+  }
+}
+
+// Rank `rank`, with its slices in parameters as an engine has them: of 4 ranks, or as `holds` says.
 class SlicedRollout {
  public:
   SlicedRollout(LoopbackHub& hub, const Weights& base, std::uint32_t rank)
       : SlicedRollout(hub.receiver(), base, rank) {}
-  SlicedRollout(std::unique_ptr<ReceiveRoad> road, const Weights& base, std::uint32_t rank)
+  SlicedRollout(std::unique_ptr<ReceiveRoad> road, const Weights& base, std::uint32_t rank,
+                Holds holds = {})
       : road_(std::move(road)), held_(layout_of(base), rank) {
     std::mt19937_64 random(rank);
     const WeightLayout layout = layout_of(base);
+    if (!holds) {
+      holds = [rank](RankWeights& held, const TensorSpec& spec, std::uint32_t tensor,
+                     std::mt19937_64& drawn) { hold_slice(held, spec, tensor, rank, 4, drawn); };
+    }
     for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-      const std::uint64_t rows = layout[tensor].shape[0], columns = layout[tensor].shape[1];
-      if (cut_dim(layout[tensor].name) == 0) {
-        held_.add(tensor, rows * rank / 4, rows / 4, 0, columns, random);
-      } else {
-        held_.add(tensor, 0, rows, columns * rank / 4, columns / 4, random);
-      }
+      holds(held_, layout[tensor], tensor, random);
     }
     MappedOptions options;
     options.initial = VersionId{};
@@ -267,6 +321,81 @@ TEST_P(FetchByNeed, TensorsOfOthersAreNotFetched) {
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     EXPECT_LE(report->needed_bytes, trainer.report().wire_bytes / 5);
     EXPECT_EQ(held.begin()->second.bytes, next.begin()->second.bytes);
+  }
+}
+
+// Small experts, of whose tensors a rank of two holds every second one; `cut`: beside matrices that
+// are cut in two.
+Weights expert_weights(std::uint64_t seed, bool cut) {
+  std::mt19937_64 random(seed);
+  Weights weights;
+  for (int expert = 0; expert < 24; ++expert) {
+    for (const char* matrix : {"down", "gate", "up"}) {
+      weights[concat("experts.", 100 + expert, ".", matrix)] =
+          random_tensor(DType::kBF16, {128, 64}, random);
+    }
+  }
+  for (const char* matrix : {"k.up", "o.down", "q.up"}) {
+    if (cut) weights[concat("layer.", matrix)] = random_tensor(DType::kBF16, {256, 128}, random);
+  }
+  return quiet(std::move(weights));
+}
+void hold_experts(RankWeights& held, const TensorSpec& spec, std::uint32_t tensor,
+                  std::uint32_t rank, std::mt19937_64& random) {
+  if (!spec.name.starts_with("experts.")) return hold_slice(held, spec, tensor, rank, 2, random);
+  if (tensor % 2 == rank) held.add(tensor, 0, spec.shape[0], 0, spec.shape[1], random);
+}
+
+// A road that batches ranges brings little beside the blocks that a rank needs: the gaps between
+// them are not fetched, nor is a frame's end beyond its table, nor a large table twice. Other roads
+// bring the gaps, with few ranges. Of two publisher ranks each writes the frames of one rollout.
+TEST_P(FetchByNeed, WhatIsFetchedBesideSmallBlocksDependsOnTheRoad) {
+  for (const unsigned publishers : {1U, 2U}) {
+    SCOPED_TRACE(publishers);
+    const bool cut = publishers == 1;
+    const Weights base = expert_weights(1, cut);
+    LoopbackHub hub({}, publishers);
+    PublisherOptions options = quick_options();
+    options.encoding = GetParam();
+    options.buffer_bytes = 1 << 20;
+    Trainer trainer(hub, publishers, options, base);
+    expect_ok(trainer.opened());
+    std::array<CountedRoad::Count, 4> counts;
+    std::vector<std::unique_ptr<SlicedRollout>> ranks;
+    for (std::uint32_t i = 0; i < counts.size(); ++i) {
+      std::unique_ptr<ReceiveRoad> road;
+      if (i < 2) road = std::make_unique<BatchingRoad>(hub.receiver(), counts[i]);
+      if (i >= 2) road = std::make_unique<CountedRoad>(hub.receiver(), counts[i]);
+      ranks.push_back(std::make_unique<SlicedRollout>(
+          std::move(road), base, i,
+          [rank = i % 2](RankWeights& held, const TensorSpec& spec, std::uint32_t tensor,
+                         std::mt19937_64& random) {
+            hold_experts(held, spec, tensor, rank, random);
+          }));
+    }
+    Weights weights = base;
+    for (const int step : {1, 2, 3}) {
+      weights = step == 2 ? expert_weights(99, cut)
+                          : changed_weights(weights, static_cast<std::uint64_t>(step), 0.04);
+      expect_ok(trainer.publish(weights));
+      for (std::uint32_t i = 0; i < ranks.size(); ++i) {
+        counts[i] = {};
+        const UpdateReport report = ranks[i]->follow();
+        const auto needed = static_cast<double>(report.needed_bytes);
+        const auto fetched = static_cast<double>(counts[i].bytes);
+        EXPECT_GE(fetched, needed) << step;
+        if (i < 2) {
+          EXPECT_LE(fetched, needed * 1.05) << step;
+          EXPECT_LE(fetched, static_cast<double>(trainer.report().wire_bytes) * 0.6) << step;
+        } else if (step != 2) {  // a full version has a frame for each expert
+          EXPECT_LE(counts[i].ranges, 24U) << step;
+        }
+        RecordProperty(concat("publishers", publishers, "step", step, "rank", i),
+                       concat(counts[i].calls, " calls, ", counts[i].ranges, " ranges, ",
+                              counts[i].bytes, " of ", report.needed_bytes));
+        EXPECT_TRUE(ranks[i]->target().sweep().ok());
+      }
+    }
   }
 }
 

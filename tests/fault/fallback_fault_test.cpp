@@ -13,6 +13,7 @@
 #include "plugin/receive/receiver.h"
 #include "plugin/targets/mapped_target.h"
 #include "support/faulty_road.h"
+#include "support/forwarding_send_road.h"
 #include "support/fp8_base.h"
 #include "support/loopback_road.h"
 #include "support/published_run.h"
@@ -30,8 +31,8 @@ constexpr unsigned kRanks = 2;
 // The loopback road; a test can make it unreachable for some processes.
 class Reach final : public ForwardingReceiveRoad {
  public:
-  Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached)
-      : ForwardingReceiveRoad(std::move(road)), reached_(std::move(reached)) {}
+  Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached, unsigned& leaves)
+      : ForwardingReceiveRoad(std::move(road)), reached_(std::move(reached)), leaves_(leaves) {}
   Result<std::string> run_info(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check());
     return road_->run_info(deadline);
@@ -52,12 +53,48 @@ class Reach final : public ForwardingReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check());
     return road_->report(report, deadline);
   }
+  Status leave(const Deadline& deadline) override {
+    ++leaves_;
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->leave(deadline);
+  }
 
  private:
   [[nodiscard]] Status check() const {
     return *reached_ ? Status() : error(StatusCode::kDeadlineExceeded, "the hub does not answer");
   }
   const std::shared_ptr<bool> reached_;
+  unsigned& leaves_;
+};
+
+// A fallback that answers slowly.
+class SlowRoad final : public ForwardingReceiveRoad {
+ public:
+  SlowRoad(std::unique_ptr<ReceiveRoad> road, std::chrono::milliseconds delay, unsigned& looks)
+      : ForwardingReceiveRoad(std::move(road)), delay_(delay), looks_(looks) {}
+  Result<std::string> run_info(const Deadline& deadline) override {
+    ++looks_;
+    std::this_thread::sleep_for(delay_);
+    return road_->run_info(deadline);
+  }
+
+ private:
+  const std::chrono::milliseconds delay_;
+  unsigned& looks_;
+};
+
+// Announces, but the first answer is lost if `lost` is set.
+class LostAnnouncement final : public ForwardingSendRoad {
+ public:
+  LostAnnouncement(std::unique_ptr<SendRoad> road, bool& lost)
+      : ForwardingSendRoad(std::move(road)), lost_(lost) {}
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(road_->announce(run_info, deadline));
+    return std::exchange(lost_, false) ? error(StatusCode::kIo, "the answer is lost") : Status();
+  }
+
+ private:
+  bool& lost_;
 };
 
 class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, unsigned>> {
@@ -129,11 +166,13 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     roads.second.sender = [this, rank]() -> Result<std::unique_ptr<SendRoad>> {
       DRIFTLESS_ASSIGN_OR_RETURN(auto files,
                                  make_shared_fs_sender(posix_file_system(), files_, rank, kRanks));
-      auto made = std::make_unique<FaultyRoad>(std::move(files));
+      auto made = std::make_unique<FaultyRoad>(
+          std::make_unique<LostAnnouncement>(std::move(files), lose_announcement_));
       faulty_files_[rank] = made.get();
       return std::unique_ptr<SendRoad>(std::move(made));
     };
-    roads.held = [this] {
+    roads.held = [this]() -> Result<bool> {
+      DRIFTLESS_RETURN_IF_ERROR(history_fault_);
       return (*make_shared_fs_receiver(posix_file_system(), files_))
           ->run_info(Deadline::after(0ms))
           .ok();
@@ -173,6 +212,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     Weights held;
     std::unique_ptr<MappedTarget> target;
     std::shared_ptr<bool> reached = std::make_shared<bool>(true);  // the first road
+    unsigned leaves = 0;                                           // calls to the first road
+    unsigned looks = 0;  // at the announcement on the second road
     std::vector<std::string> lines;
     OpenRoad open;
     std::unique_ptr<ReceiveRoad> road;
@@ -192,9 +233,13 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     };
     roads.first->receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
       return std::unique_ptr<ReceiveRoad>(
-          std::make_unique<Reach>(hub_->receiver(), rollout->reached));
+          std::make_unique<Reach>(hub_->receiver(), rollout->reached, rollout->leaves));
     };
-    roads.second.receiver = [this] { return make_shared_fs_receiver(posix_file_system(), files_); };
+    roads.second.receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
+      DRIFTLESS_ASSIGN_OR_RETURN(auto files, make_shared_fs_receiver(posix_file_system(), files_));
+      return std::unique_ptr<ReceiveRoad>(
+          std::make_unique<SlowRoad>(std::move(files), look_delay_, rollout->looks));
+    };
     made->open = open_with_fallback(std::move(roads));
     made->road = std::move(*made->open.receiver());
     ReceiverOptions options;
@@ -232,6 +277,9 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   Weights base_ = random_weights(1, 16);
   std::vector<Weights> weights_{base_};  // of each version
   std::vector<std::string> lines_;       // of the trainer
+  std::chrono::milliseconds look_delay_{0};
+  bool lose_announcement_ = false;
+  Status history_fault_;
   std::unique_ptr<LoopbackHub> hub_;
   std::vector<FaultyRoad*> faulty_, faulty_files_;
   std::vector<std::unique_ptr<Group>> groups_;
@@ -265,6 +313,7 @@ TEST_P(FallbackFaultTest, AVersionThatFailsGoesByTheFallbackAndNothingIsLost) {
   auto late = start_rollout("late", false);
   follow(*late);
   for (Rollout* rollout : {near.get(), slow.get(), cut.get(), late.get()}) {
+    EXPECT_LE(rollout->leaves, 1U) << "each try may take a second";
     EXPECT_EQ(rollout->lines.size(), 1U);
     EXPECT_EQ(rollout->open.fallback(), "shared_fs");
   }
@@ -420,6 +469,58 @@ TEST_P(FallbackTest, ARolloutThatCannotReadWhereTheTrainerPublishesFailsByItsDea
   const auto waited = rollout->receiver->poll(Deadline::after(1'500ms));
   EXPECT_TRUE(!waited.ok() || !waited->newer);
   EXPECT_TRUE(rollout->lines.empty());
+}
+
+// The run is announced on the fallback, but the trainer does not learn it: rollouts switch, so no
+// version may go by the first road any more.
+TEST_P(FallbackTest, ASwitchWhoseAnnouncementIsInDoubtIsMadeByTheNextVersion) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  lose_announcement_ = true;
+  faulty_[1]->arm(RoadFault::kFlush);
+  for (const Status& status : publish()) EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(lines_.empty());
+  const auto waited = rollout->receiver->poll(Deadline::after(1'500ms));
+  EXPECT_TRUE(!waited.ok() || !waited->newer);
+  EXPECT_EQ(rollout->open.fallback(), "shared_fs");
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*rollout);
+  }
+  EXPECT_EQ(lines_.size(), 1U);
+  EXPECT_EQ(rollout->versions, (std::vector<std::uint64_t>{1, 2, 3}));
+}
+
+// Otherwise the trainer would publish peer to peer, and rollouts would wait on the fallback.
+TEST_P(FallbackTest, ATrainerThatCannotReadItsFallbackDoesNotStart) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  faulty_[1]->arm(RoadFault::kFlush);
+  publish_well();
+  follow(*rollout);
+  stop_trainer();
+  history_fault_ = error(StatusCode::kIo, "the store does not answer");
+  const auto sender = open_with_fallback(trainer_roads(0, false)).sender();
+  ASSERT_FALSE(sender.ok());
+  EXPECT_EQ(sender.status().code(), StatusCode::kIo) << sender.status().to_string();
+  EXPECT_NE(sender.status().message().find("the fallback shared_fs"), std::string::npos);
+  history_fault_ = {};
+  start_trainer();
+  publish_well();
+  follow(*rollout);
+}
+
+TEST_P(FallbackTest, AFallbackThatAnswersSlowlyIsSeldomAsked) {
+  start_trainer();
+  look_delay_ = 300ms;
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  rollout->looks = 0;
+  static_cast<void>(rollout->receiver->poll(Deadline::after(2s)));
+  EXPECT_LE(rollout->looks, 1U);
 }
 
 }  // namespace

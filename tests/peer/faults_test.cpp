@@ -238,6 +238,23 @@ TEST(PeerFaultTest, AfterTheLeaderHasClosedNobodyWaits) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
 }
 
+// A stopped process that was replaced under its id, and continues.
+TEST(PeerFaultTest, AReceiverThatWasReplacedDoesNotSignItsSuccessorOff) {
+  PeerWorld world({});
+  const auto stopped = world.receiver(), successor = world.receiver();
+  ASSERT_OK(stopped->report({"one", 1, ""}, soon()));
+  ASSERT_OK(successor->report({"one", 3, ""}, soon()));
+  ASSERT_OK(stopped->leave(soon()));
+  const auto known = world.sender(0).receivers();
+  ASSERT_OK(known);
+  ASSERT_EQ(known->size(), 1U);
+  EXPECT_EQ(known->front().version, 3U);
+  EXPECT_TRUE(world.sender(0).left().empty());
+  ASSERT_OK(successor->leave(soon()));
+  EXPECT_TRUE(world.sender(0).receivers()->empty());
+  EXPECT_EQ(world.sender(0).left(), std::vector<std::string>{"one"});
+}
+
 TEST(PeerFaultTest, TheEndIsHeardAndWaitsForConnectedReceivers) {
   PeerWorld world({});
   auto road = world.make_road(0, 1);

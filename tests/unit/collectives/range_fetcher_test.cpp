@@ -139,6 +139,25 @@ TEST_P(RangeFetcherTest, NearRangesAreFetchedAsOneAndTheReportSaysWhatThatCost) 
   EXPECT_EQ(report_->requests, 4U);
 }
 
+class BatchedRoad final : public ForwardingReceiveRoad, public BatchedRanges {
+ public:
+  using ForwardingReceiveRoad::ForwardingReceiveRoad;
+  [[nodiscard]] bool batches_ranges() const override { return true; }
+};
+
+TEST_P(RangeFetcherTest, ARoadThatBatchesRangesIsAskedForSmallGapsOnly) {
+  BatchedRoad road(hub_.receiver());
+  EXPECT_TRUE(batches_ranges(road));
+  EXPECT_FALSE(batches_ranges(road_));
+  wanted_[0].ranges = {{0, 100}, {100 + kBatchedGapBytes, 100}, {201 + 2 * kBatchedGapBytes, 10}};
+  const auto report = fetch_wanted(road, step(1), wanted_, {}, take_nothing, soon());
+  ASSERT_OK(report);
+  EXPECT_EQ(report->fetched_bytes, 210 + kBatchedGapBytes);
+  EXPECT_EQ(report->requests, 2U);
+  expect_taken({});
+  EXPECT_EQ(report_->requests, 1U);
+}
+
 TEST_P(RangeFetcherTest, MemoryStaysWithinTheCap) {
   for (std::uint64_t at = 0; at + 500 <= 100'000; at += 500) {
     wanted_[0].ranges.push_back({at, 500});
