@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/quantize.h"
+#include "kernels/quantize_parts.h"
 
 #include <algorithm>
 #include <cstring>
@@ -37,20 +37,43 @@ bool same_fp8_rule(QuantizeRule rule, std::uint16_t one, std::uint16_t other) {
 
 std::uint16_t counted_size(std::uint16_t weight) { return size_of_bf16(weight); }
 
-Status quantize_part(const Quantizer& with, QuantizeRule rule, const MatrixPart& part,
-                     const std::byte* weights, unsigned threads, std::uint16_t* largest,
-                     std::byte* codes) {
-  // A task is a row of blocks.
-  return parallel_for(part.blocks_high(), threads, [&](std::size_t task, unsigned) {
+Status quantize_parts(const Quantizer& with, QuantizeRule rule,
+                      std::span<const PartToQuantize> parts, unsigned threads) {
+  struct Task {  // a row of blocks
+    const PartToQuantize* of;
+    std::uint64_t row;
+  };
+  std::vector<Task> tasks;
+  for (const PartToQuantize& each : parts) {
+    for (std::uint64_t row = 0; row < each.part.blocks_high(); ++row) tasks.push_back({&each, row});
+  }
+  return parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) {
+    const auto& [part, weights, largest, codes] = *tasks[task].of;
+    const std::uint64_t row = tasks[task].row;
     MatrixPart rows_part = part;
-    const std::uint64_t first = task == 0 ? 0 : task * kQuantizeBlock - part.row;
-    rows_part.row = task == 0 ? part.row : 0;
+    const std::uint64_t first = row == 0 ? 0 : row * kQuantizeBlock - part.row;
+    rows_part.row = row == 0 ? part.row : 0;
     rows_part.rows = std::min(kQuantizeBlock - rows_part.row, part.rows - first);
     const std::uint64_t at = first * part.stride;
     with.part(rule, rows_part, weights + at * sizeof(std::uint16_t),
-              largest + task * part.blocks_wide(), codes == nullptr ? nullptr : codes + at);
+              largest + row * part.blocks_wide(), codes == nullptr ? nullptr : codes + at);
     return Status();
   });
+}
+
+Status quantize_part(const Quantizer& with, QuantizeRule rule, const MatrixPart& part,
+                     const std::byte* weights, unsigned threads, std::uint16_t* largest,
+                     std::byte* codes) {
+  const PartToQuantize one{part, weights, largest, codes};
+  return quantize_parts(with, rule, {&one, 1}, threads);
+}
+
+void write_fp8_scales(QuantizeRule rule, std::span<const std::uint16_t> largest,
+                      std::byte* scales) {
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    const float scale = fp8_scale(rule, largest[i]);
+    std::memcpy(scales + i * sizeof(scale), &scale, sizeof(scale));
+  }
 }
 
 Status quantize_fp8(const Quantizer& with, QuantizeRule rule, const std::byte* weights,
@@ -60,10 +83,7 @@ Status quantize_fp8(const Quantizer& with, QuantizeRule rule, const std::byte* w
   std::vector<std::uint16_t> largest(all.blocks_high() * all.blocks_wide());
   DRIFTLESS_RETURN_IF_ERROR(
       quantize_part(with, rule, all, weights, threads, largest.data(), codes));
-  for (std::size_t i = 0; i < largest.size(); ++i) {
-    const float scale = fp8_scale(rule, largest[i]);
-    std::memcpy(scales + i * sizeof(scale), &scale, sizeof(scale));
-  }
+  write_fp8_scales(rule, largest, scales);
   return {};
 }
 

@@ -4,6 +4,10 @@
 // accepts several parts at a time. If the memory of a change stays valid until the end, the
 // bucket's writer also puts the change into the bucket. Memory: two buckets and one encoded bucket;
 // with several writers the buckets are smaller, and all together take no more.
+//
+// A bucket holds one type. Changes of the type that most bytes have go this way; for each other
+// type (the scales of FP8 codes, norms) one more bucket is filled meanwhile. Otherwise each scale
+// that changes between codes would begin a part.
 #include <algorithm>
 
 #include "plugin/publish/rank_payload.h"
@@ -99,13 +103,6 @@ class BucketWriter {
   [[nodiscard]] std::uint64_t size_bytes() const {
     return lanes_[filling_].bucket.builder.size_bytes() + lanes_[filling_].noted_bytes;
   }
-  [[nodiscard]] bool accepts(const DeltaView& delta) const {
-    const Lane& lane = lanes_[filling_];
-    const WeightLayout& layout = *context_.layout;
-    const bool same = lane.noted.empty() ||
-                      layout[lane.noted.front().delta.tensor].dtype == layout[delta.tensor].dtype;
-    return same && lane.bucket.builder.accepts(delta);
-  }
   Status add(const DeltaView& delta, const TensorBlock* block) {
     Lane& lane = lanes_[filling_];
     DRIFTLESS_RETURN_IF_ERROR(lane.encode());  // noted changes come first
@@ -138,6 +135,12 @@ class BucketWriter {
     }));
     if (full.writer.background()) filling_ = (filling_ + 1) % lanes_.size();
     return settle(lanes_[filling_]);
+  }
+
+  // Writes a bucket of the caller's at once.
+  Status write(const BucketView& bucket) {
+    if (writers_ == 1) DRIFTLESS_RETURN_IF_ERROR(settle_all());  // one part at a time
+    return write_bucket(context_, bucket, parts_++, findings_);
   }
 
   // Waits until all buckets are written.
@@ -221,7 +224,7 @@ class BucketWriter {
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
-      : context_(context), writer_(context_, findings_) {}
+      : context_(context), main_(main_type(context)), writer_(context_, findings_) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(
@@ -230,10 +233,24 @@ class BucketPayload final : public RankPayload {
   }
   Status finish() override {
     DRIFTLESS_RETURN_IF_ERROR(drain());
+    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
+    for (const auto& [dtype, bucket] : others_) DRIFTLESS_RETURN_IF_ERROR(write_other(*bucket));
     return writer_.finish();
   }
 
  private:
+  // The type that most bytes of the rank's tensors have.
+  [[nodiscard]] static DType main_type(const PayloadContext& context) {
+    std::map<DType, std::uint64_t> bytes;
+    for (const OwnedTensor& owned : context.store->owned()) {
+      const DType dtype = (*context.layout)[owned.tensor()].dtype;
+      bytes[dtype] += owned.place().units * unit_bytes(dtype);
+    }
+    const auto most =
+        std::ranges::max_element(bytes, {}, [](const auto& each) { return each.second; });
+    return most == bytes.end() ? DType::kU8 : most->first;
+  }
+
   // The pieces of a tensor arrive one after the other.
   Status collect(DeltaView delta, bool lasting) {
     number_ = delta.tensor;
@@ -251,29 +268,54 @@ class BucketPayload final : public RankPayload {
   }
 
   Status put(const DeltaView& delta, const TensorBlock* block, bool lasting) {
+    const DType dtype = (*context_.layout)[delta.tensor].dtype;
+    if (dtype != main_) return put_other(other_bucket(dtype), delta, block);
     const std::uint64_t size = writer_.size_bytes();
-    if (!writer_.accepts(delta) || size >= full_at()) {
+    if (size >= full_at()) {
       handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
-    const bool flush = context_.directory_layout == DirectoryLayout::kFlush;
-    if (flush && !delta.offsets.empty()) DRIFTLESS_RETURN_IF_ERROR(bridge(delta));
-    return lasting && !flush ? writer_.add_lasting(delta, block) : writer_.add(delta, block);
+    if (!flush()) return lasting ? writer_.add_lasting(delta, block) : writer_.add(delta, block);
+    DRIFTLESS_RETURN_IF_ERROR(bridge(writer_.filling(), delta));
+    return writer_.add(delta, block);
+  }
+  [[nodiscard]] bool flush() const { return context_.directory_layout == DirectoryLayout::kFlush; }
+
+  [[nodiscard]] BucketBuilder& other_bucket(DType dtype) {
+    BucketBuilder*& bucket = others_[dtype];
+    if (bucket == nullptr) {
+      bucket = &context_.buffers->bucket(writer_.writers() + others_.size()).builder;
+      bucket->clear();  // left by a failure
+    }
+    return *bucket;
+  }
+  Status put_other(BucketBuilder& bucket, const DeltaView& delta, const TensorBlock* block) {
+    if (bucket.size_bytes() >= context_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(write_other(bucket));
+    }
+    if (flush()) DRIFTLESS_RETURN_IF_ERROR(bridge(bucket, delta));
+    return bucket.add(delta, block);
+  }
+  Status write_other(BucketBuilder& bucket) {
+    if (!bucket.empty()) DRIFTLESS_RETURN_IF_ERROR(writer_.write(bucket.view()));
+    bucket.clear();
+    return {};
   }
 
   // Other readers of flush files read 4-byte gaps. Wider gaps are bridged with unchanged units and
   // their present values.
-  Status bridge(const DeltaView& delta) {
+  Status bridge(BucketBuilder& bucket, const DeltaView& delta) {
     constexpr std::uint32_t kHere[] = {0};
-    for (;;) {
-      const std::uint64_t gap = writer_.filling().gap_before(delta);
+    while (!delta.offsets.empty()) {
+      const std::uint64_t gap = bucket.gap_before(delta);
       if (gap < context_.position_limit) return {};
       DeltaView unit = delta;
       unit.origin = delta.origin + delta.offsets.front() - gap + context_.position_limit - 1;
       unit.offsets = kHere;
       unit.values = context_.store->bytes(number_).data() + unit.origin * unit.unit_bytes;
-      DRIFTLESS_RETURN_IF_ERROR(writer_.add(unit, nullptr));
+      DRIFTLESS_RETURN_IF_ERROR(bucket.add(unit, nullptr));
     }
+    return {};
   }
 
   // The size at which a bucket is full. No comparison overlaps the writing of the last buckets, so
@@ -282,14 +324,13 @@ class BucketPayload final : public RankPayload {
   // keep several threads busy. A road that takes one part at a time gets few and large flush files.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
-    const bool flush = context_.directory_layout == DirectoryLayout::kFlush;
-    if (flush && !written_at_once(context_)) return context_.buffer_bytes;
+    if (flush() && !written_at_once(context_)) return context_.buffer_bytes;
     const std::uint64_t writers = writer_.writers();
     // One writer needs two buckets and an encoded one. Several share the same memory: a bucket for
     // each writer and the one being filled, and as many encoded ones.
     const std::uint64_t most =
         writers == 1 ? context_.buffer_bytes : context_.buffer_bytes * 3 / (2 * (writers + 1));
-    const std::uint64_t share = flush ? kFlushShare : writers == 1 ? 4 : 2 * writers;
+    const std::uint64_t share = flush() ? kFlushShare : writers == 1 ? 4 : 2 * writers;
     return std::min(most, std::max(kFirstBytes, handed_bytes_ / share));
   }
 
@@ -297,7 +338,9 @@ class BucketPayload final : public RankPayload {
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the present one
   std::uint32_t number_ = 0;        // the store's number of the tensor being collected
   BlockSplitter splitter_;
-  BucketWriter writer_;  // last: its thread ends before the other members
+  const DType main_;
+  std::map<DType, BucketBuilder*> others_;  // of context_.buffers
+  BucketWriter writer_;                     // last: its thread ends before the other members
 };
 
 }  // namespace

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes frames of `compact`, made from the store's bytes and the changes that led to them. The
 // store is updated during the comparison, so a thread can code and write earlier tensors meanwhile.
-// Memory: the changes of about two frames, or of two tensors if those are larger. Changes that
-// cannot or must not be coded are written as `deltas`.
+// A frame holds one type. Memory: the changes of about two frames, or of two tensors if those are
+// larger, and of one frame for each further type. Changes that cannot or must not be coded are
+// written as `deltas`: one frame for each type, likewise.
 #include <algorithm>
 
 #include "plugin/checkpoint/compact_writer.h"
@@ -14,9 +15,7 @@ namespace {
 class CompactPayload final : public RankPayload {
  public:
   explicit CompactPayload(const PayloadContext& context)
-      : context_(context),
-        plain_(*context.layout, Encoding::kDeltas),
-        writer_(context.background, context.clock) {}
+      : context_(context), writer_(context.background, context.clock) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(batch, context_.dense_above_units, findings_,
@@ -25,8 +24,8 @@ class CompactPayload final : public RankPayload {
   Status finish() override {
     if (findings_.dense) return writer_.finish();
     DRIFTLESS_RETURN_IF_ERROR(complete());
-    DRIFTLESS_RETURN_IF_ERROR(hand_over());
-    DRIFTLESS_RETURN_IF_ERROR(hand_over_plain());
+    for (auto& [dtype, ready] : ready_) DRIFTLESS_RETURN_IF_ERROR(hand_over(dtype, ready));
+    for (auto& [dtype, bucket] : plain_) DRIFTLESS_RETURN_IF_ERROR(hand_over_plain(bucket));
     return writer_.finish();
   }
 
@@ -65,7 +64,9 @@ class CompactPayload final : public RankPayload {
     owned_ = &owned;
     const DType dtype = (*context_.layout)[owned.tensor()].dtype;
     if (!is_coded(owned.tensor())) return {};
-    if (dtype != dtype_ || ready_bytes_ >= full_at()) DRIFTLESS_RETURN_IF_ERROR(hand_over());
+    const std::uint64_t most = dtype == dtype_ ? full_at() : std::min(full_at(), kWorthAFrame);
+    Ready& ready = ready_[dtype_];
+    if (ready.bytes >= most) DRIFTLESS_RETURN_IF_ERROR(hand_over(dtype_, ready));
     dtype_ = dtype;
     return {};
   }
@@ -94,23 +95,34 @@ class CompactPayload final : public RankPayload {
 
   void keep(const TensorBlock* block, const BlockPlace& inside, const DeltaView& delta,
             const std::byte* old_values) {
-    if (ready_.empty() || ready_.back().tensor != delta.tensor || ready_.back().block != block) {
-      ready_.push_back({delta.tensor, block, context_.store->data(number_), inside, {}});
+    auto& [blocks, bytes] = ready_[(*context_.layout)[delta.tensor].dtype];
+    if (blocks.empty() || blocks.back().tensor != delta.tensor || blocks.back().block != block) {
+      blocks.push_back({delta.tensor, block, context_.store->data(number_), inside, {}});
     }
-    ready_bytes_ += ready_.back().add(delta, old_values);
+    bytes += blocks.back().add(delta, old_values);
   }
 
+  // Changes of this many bytes are coded while tensors of another type are compared; fewer wait for
+  // the next tensor of their type, so that codes with some scales between them do not become many
+  // small frames.
+  static constexpr std::uint64_t kWorthAFrame = std::uint64_t{256} << 10;
   // Twice the size at which other encodings fill a frame: a change takes twice the bytes here.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{4} << 20;
     return std::min(2 * context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
   }
 
-  Status hand_over() {
-    if (ready_.empty()) return {};
-    handed_bytes_ += std::exchange(ready_bytes_, 0);
-    auto ready = std::make_shared<const std::vector<ChangedBlock>>(std::exchange(ready_, {}));
-    return writer_.hand_over([this, dtype = dtype_, ready = std::move(ready)] {
+  // Changed blocks of one type that are not handed over yet.
+  struct Ready {
+    std::vector<ChangedBlock> blocks;
+    std::uint64_t bytes = 0;  // of their changes
+  };
+  Status hand_over(DType dtype, Ready& of_type) {
+    if (of_type.blocks.empty()) return {};
+    handed_bytes_ += of_type.bytes;
+    auto ready =
+        std::make_shared<const std::vector<ChangedBlock>>(std::exchange(of_type, {}).blocks);
+    return writer_.hand_over([this, dtype, ready = std::move(ready)] {
       FrameContext frame = context_.frame;
       frame.index = parts_++;
       std::vector<std::byte>& encoded = context_.buffers->encoded;
@@ -122,22 +134,26 @@ class CompactPayload final : public RankPayload {
   }
 
   Status put_plain(const DeltaView& delta, const TensorBlock* block) {
-    if (!plain_.accepts(delta) || plain_.size_bytes() >= context_.buffer_bytes) {
-      DRIFTLESS_RETURN_IF_ERROR(hand_over_plain());
+    BucketBuilder& bucket = plain_
+                                .try_emplace((*context_.layout)[delta.tensor].dtype,
+                                             *context_.layout, Encoding::kDeltas)
+                                .first->second;
+    if (bucket.size_bytes() >= context_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(hand_over_plain(bucket));
     }
-    return plain_.add(delta, block);
+    return bucket.add(delta, block);
   }
 
   // Waits until it is written, because it is small.
-  Status hand_over_plain() {
-    if (plain_.empty()) return {};
-    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this] {
+  Status hand_over_plain(BucketBuilder& bucket) {
+    if (bucket.empty()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this, &bucket] {
       PayloadContext context = context_;
       context.frame.encoding = Encoding::kDeltas;
-      return write_bucket(context, plain_.view(), parts_++, findings_);
+      return write_bucket(context, bucket.view(), parts_++, findings_);
     }));
     DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
-    plain_.clear();
+    bucket.clear();
     return {};
   }
 
@@ -145,11 +161,10 @@ class CompactPayload final : public RankPayload {
   std::uint32_t number_ = 0;            // the store's number of the tensor being collected
   const OwnedTensor* owned_ = nullptr;  // its place, while its pieces arrive
   BlockSplitter values_, old_values_;   // for a tensor that is cut
-  std::vector<ChangedBlock> ready_;     // not handed over yet
-  DType dtype_ = DType::kU8;            // of ready_
-  std::uint64_t ready_bytes_ = 0;       // of the changes in ready_
-  std::uint64_t handed_bytes_ = 0;      // of all earlier changes
-  BucketBuilder plain_;                 // for changes that are not coded
+  std::map<DType, Ready> ready_;
+  DType dtype_ = DType::kU8;              // of the tensor before
+  std::uint64_t handed_bytes_ = 0;        // of all earlier changes
+  std::map<DType, BucketBuilder> plain_;  // for changes that are not coded
   std::uint32_t parts_ = 0;
   BackgroundWriter writer_;  // last: its thread ends before the other members
 };

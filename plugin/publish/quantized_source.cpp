@@ -2,8 +2,9 @@
 #include "plugin/publish/quantized_source.h"
 
 #include <algorithm>
+#include <deque>
 
-#include "kernels/quantize.h"
+#include "kernels/quantize_parts.h"
 #include "plugin/checkpoint/quantization.h"
 #include "plugin/publish/batch_memory.h"
 #include "plugin/targets/weight_memory.h"
@@ -96,13 +97,23 @@ std::optional<std::size_t> QuantizedSource::number(std::size_t tensor) const {
 Status QuantizedSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
   BatchMemory made(kBatchBytes + BatchMemory::kSlack);
   std::vector<std::vector<std::byte>> shapes;
+  std::vector<PartToQuantize> matrices;  // of the batch, in FP8
+  std::deque<std::vector<std::uint16_t>> largest;
+  std::vector<std::byte*> scales_at;
   std::vector<OfferedTensor> batch;
   std::uint64_t bytes = 0;
   const auto pass_on = [&]() -> Status {
     if (batch.empty()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(quantize_parts(quantizer(), as_.rule, matrices, threads_));
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      write_fp8_scales(as_.rule, largest[i], scales_at[i]);
+    }
     DRIFTLESS_RETURN_IF_ERROR(use(batch));
     made.reset();
     shapes.clear();
+    matrices.clear();
+    largest.clear();
+    scales_at.clear();
     batch.clear();
     bytes = 0;
     return {};
@@ -123,10 +134,14 @@ Status QuantizedSource::visit(const std::function<Status(std::span<const Offered
     bytes += code_bytes + scale_bytes;
     std::byte* const codes = made.take(code_bytes);
     std::byte* const scales = made.take(scale_bytes);
-    DRIFTLESS_RETURN_IF_ERROR(group > 0 ? quantize_int4(quantizer(), group, weights.data, rows,
-                                                        columns, threads_, codes, scales)
-                                        : quantize_fp8(quantizer(), as_.rule, weights.data, rows,
-                                                       columns, threads_, codes, scales));
+    if (group > 0) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          quantize_int4(quantizer(), group, weights.data, rows, columns, threads_, codes, scales));
+    } else {
+      largest.emplace_back(quantize_blocks(rows) * quantize_blocks(columns));
+      matrices.push_back({{rows, columns, columns}, weights.data, largest.back().data(), codes});
+      scales_at.push_back(scales);
+    }
     if (part.codes) batch.push_back({*part.codes, codes});
     if (part.scales) batch.push_back({*part.scales, scales});
     if (!part.shape) continue;

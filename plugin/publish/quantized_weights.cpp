@@ -6,6 +6,7 @@
 #include <deque>
 #include <set>
 
+#include "kernels/quantize_parts.h"
 #include "plugin/publish/batch_memory.h"
 
 namespace driftless {
@@ -400,8 +401,7 @@ Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTe
   return batch.empty() ? Status() : use(batch);
 }
 
-// Collects what is passed on in one call. Codes on the host are made at once, codes on a GPU all
-// together.
+// Collects what is passed on in one call, and quantizes it then: all matrices together.
 class QuantizingSource::Batch {
  public:
   using Use = std::function<Status(std::span<const OfferedTensor>)>;
@@ -429,14 +429,23 @@ class QuantizingSource::Batch {
     bytes_ += codes + scales;
     std::byte* const codes_at = made_.take(codes);
     std::byte* const scales_at = made_.take(scales);
-    std::vector<std::uint16_t> largest;
-    DRIFTLESS_RETURN_IF_ERROR(weights_.quantize(matrix, offered.data, offered.memory, largest,
-                                                codes_at, matrix.scales ? scales_at : nullptr));
     offer(matrix, codes_at, MemoryKind::kHost, scales_at);
+    if (matrix.group > 0) {
+      std::vector<std::uint16_t> unused;
+      return weights_.quantize(matrix, offered.data, offered.memory, unused, codes_at, scales_at);
+    }
+    std::vector<std::uint16_t>& largest = largest_here_.emplace_back(matrix.known);
+    here_.push_back({matrix.part, offered.data, largest.data(), codes_at});
+    if (matrix.scales) scales_here_.push_back({&matrix, &largest, scales_at});
     return {};
   }
 
   Status pass_on() {
+    DRIFTLESS_RETURN_IF_ERROR(
+        quantize_parts(quantizer(), weights_.rule(), here_, weights_.threads()));
+    for (const auto& [matrix, largest, at] : scales_here_) {
+      weights_.make_scales(*matrix, *largest, at);
+    }
     if (!boxes_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there(boxes_));
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const QuantizedWeights::Matrix& matrix = weights_.matrices()[numbers_[i]];
@@ -447,6 +456,9 @@ class QuantizingSource::Batch {
     if (!offered_.empty()) DRIFTLESS_RETURN_IF_ERROR(use_(offered_));
     offered_.clear();
     made_.reset();
+    here_.clear();
+    largest_here_.clear();
+    scales_here_.clear();
     boxes_.clear();
     numbers_.clear();
     largest_.clear();
@@ -467,6 +479,16 @@ class QuantizingSource::Batch {
   BatchMemory& made_;
   std::vector<OfferedTensor> offered_;
   std::uint64_t bytes_ = 0, bytes_there_ = 0;
+  // On the host: the matrices, the maxima of each, and where scales go.
+  struct Scales {
+    const QuantizedWeights::Matrix* matrix;
+    const std::vector<std::uint16_t>* largest;
+    std::byte* at;
+  };
+  std::vector<PartToQuantize> here_;
+  std::deque<std::vector<std::uint16_t>> largest_here_;
+  std::vector<Scales> scales_here_;
+  // On a GPU.
   std::vector<DeviceMatrix> boxes_;
   std::vector<std::size_t> numbers_;                // the matrix of each
   std::deque<std::vector<std::uint16_t>> largest_;  // likewise: its maxima

@@ -18,9 +18,11 @@ class FullFramePayload final : public RankPayload {
       : context_(context), writer_(context.background, context.clock) {}
 
   Status add(std::span<const PairedTensor> batch) override {
-    // Frames need their runs in the layout's order.
+    // A frame holds one type, and needs its runs in the layout's order.
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
-    std::ranges::sort(sorted, {}, &PairedTensor::number);
+    std::ranges::sort(sorted, {}, [this](const PairedTensor& each) {
+      return std::pair(context_.store->spec(each.number).dtype, each.number);
+    });
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
     return flush();  // the next batch may have earlier tensors
   }

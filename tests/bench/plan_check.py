@@ -6,7 +6,7 @@
 
 A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma or peer between two hosts of network namespaces
 with a slow link (needs root), or on this host (`local`) over mpi_rma, peer (shared memory) and files in DIR. In
-some jobs the trainer quantizes to FP8 blocks. All jobs run --rounds times. The processor's figures come from
+some jobs over peer and files the trainer quantizes to FP8 blocks. All jobs run --rounds times. The processor's figures come from
 `driftless plan --measure`, which runs before the jobs, after them, and after every few of them: other programs then
 slow down both alike. Figures and times are medians. Figures of local gets and files are measured here. A row is
 within its limit if predicted and measured time differ by at most 25 % when the wire takes most of the predicted
@@ -140,16 +140,16 @@ def run_all(*commands):
             process.wait()
 
 
-def run_over_link(driftless, run, params, encoding, link):
+def run_over_link(driftless, run, base, params, encoding, link):
     """Over peer, between two hosts."""
     steps = two_hosts.versions_of(encoding, link)
     with tempfile.TemporaryDirectory(dir=run.parent) as name, two_hosts.Hosts(2, name) as hosts:
         config = configuration(hosts.directory, params, "peer", encoding, f"{two_hosts.NET}.1")
         hosts.slow(1, link, two_hosts.BURSTS[link])
         interval = two_hosts.interval_ms(encoding, link, params)
-        run_all(hosts.run_on(1, driftless, "trainer", "--config", config, "--replay", run, "--steps", steps,
-                             "--interval-ms", interval, "--rollouts", 1),
-                hosts.run_on(2, driftless, "rollout", "--config", config, "--base", run / "step_000000",
+        run_all(hosts.run_on(1, driftless, "trainer", "--config", config, "--replay", run, "--base", base,
+                             "--steps", steps, "--interval-ms", interval, "--rollouts", 1),
+                hosts.run_on(2, driftless, "rollout", "--config", config, "--base", base,
                              "--target-version", steps))
         return times_of(hosts.directory, steps, f"peer, {encoding}, {link}")
 
@@ -242,7 +242,8 @@ def jobs_of(params, arguments):
         jobs = [(road, encoding, "bf16") for road in ("mpi_rma", "peer") for encoding in ENCODINGS[link]]
         if link == "local":
             jobs += [("shared_fs", encoding, "bf16") for encoding in FILES]
-            jobs += [(road, encoding, "fp8") for road, encodings in FP8.items() for encoding in encodings]
+        jobs += [(road, encoding, "fp8") for road, encodings in FP8.items() for encoding in encodings
+                 if link == "local" or road == "peer"]
         for road, encoding, precision in jobs:
             wanted = not arguments.encodings or encoding in arguments.encodings
             if wanted and road in arguments.roads and precision in arguments.precisions:
@@ -255,15 +256,15 @@ def fp8_base(run):
 
 def measure(driftless, run, job):
     params, link, road, encoding, precision = job
-    if link != "local":
-        if road == "peer":
-            return run_over_link(driftless, run, params, encoding, link)
-        return two_hosts.measure(driftless, run, params, encoding, link)
     base = run / "step_000000"
     if precision == "fp8":
         base = fp8_base(run)
         if not base.exists():
             subprocess.run([driftless, "quantize", run / "step_000000", base], check=True, stdout=sys.stderr)
+    if link != "local" and road == "peer":
+        return run_over_link(driftless, run, base, params, encoding, link)
+    if link != "local":
+        return two_hosts.measure(driftless, run, params, encoding, link)
     return run_local(driftless, run, base, params, road, encoding)
 
 

@@ -103,6 +103,10 @@ def test_every_encoding_carries_codes_and_scales(work, rng, layout, encoding):
     assert {manifest["quantize_rule"] for manifest in manifests} == {"linear"}
     # A version in which nearly all weights change is sent as a full one.
     assert [manifest["encoding"] for manifest in manifests] == [encoding] * (STEPS - 1) + ["full"]
+    # A part for each type (codes, scales, weights that stay in bfloat16), not for each scale.
+    if layout != "hf_delta":
+        parts = [len(list(job.version_dir(v).glob("rank*"))) for v in range(1, STEPS)]
+        assert max(parts) <= 3, parts
 
 
 @pytest.mark.parametrize("rule", ["linear_div", "ue8m0"])

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
 #include <functional>
 
@@ -12,7 +13,7 @@
 #include "core/file_system.h"
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "kernels/quantize.h"
+#include "kernels/quantize_parts.h"
 #include "plugin/publish/batch_memory.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/quantized_source.h"
@@ -85,25 +86,40 @@ class QuantizedSide final : public WeightSource {
     constexpr std::uint64_t kBatch = QuantizedSource::kBatchBytes;
     BatchMemory memory(kBatch + BatchMemory::kSlack);
     std::vector<OfferedTensor> batch;
+    std::vector<PartToQuantize> matrices;
+    std::deque<std::vector<std::uint16_t>> largest;
+    std::vector<std::byte*> scales_at;
     std::uint64_t bytes = 0;
+    const auto pass_on = [&]() -> Status {
+      DRIFTLESS_RETURN_IF_ERROR(
+          quantize_parts(quantizer(), QuantizeRule::kLinear, matrices, threads_));
+      for (std::size_t i = 0; i < matrices.size(); ++i) {
+        write_fp8_scales(QuantizeRule::kLinear, largest[i], scales_at[i]);
+      }
+      DRIFTLESS_RETURN_IF_ERROR(use(batch));
+      memory.reset();
+      matrices.clear();
+      largest.clear();
+      scales_at.clear();
+      batch.clear();
+      bytes = 0;
+      return {};
+    };
     for (std::size_t i = 0; i < weights_.size(); ++i) {
       const TensorSpec &codes = specs_[2 * i], &scales = specs_[2 * i + 1];
       if (bytes + codes.size_bytes + scales.size_bytes > kBatch && !batch.empty()) {
-        DRIFTLESS_RETURN_IF_ERROR(use(batch));
-        batch.clear();
-        memory.reset();
-        bytes = 0;
+        DRIFTLESS_RETURN_IF_ERROR(pass_on());
       }
       bytes += codes.size_bytes + scales.size_bytes;
       std::byte* const codes_at = memory.take(codes.size_bytes);
-      std::byte* const scales_at = memory.take(scales.size_bytes);
-      DRIFTLESS_RETURN_IF_ERROR(quantize_fp8(quantizer(), QuantizeRule::kLinear, weights_[i],
-                                             codes.shape[0], kColumns, threads_, codes_at,
-                                             scales_at));
+      scales_at.push_back(memory.take(scales.size_bytes));
+      largest.emplace_back(scales.size_bytes / sizeof(float));
+      matrices.push_back(
+          {{codes.shape[0], kColumns, kColumns}, weights_[i], largest.back().data(), codes_at});
       batch.push_back({2 * i, codes_at});
-      batch.push_back({2 * i + 1, scales_at});
+      batch.push_back({2 * i + 1, scales_at.back()});
     }
-    return use(batch);
+    return pass_on();
   }
 
  private:

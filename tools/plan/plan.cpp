@@ -251,8 +251,11 @@ class Planner {
     const Term write = host_bytes_ / write_rate();
     const Term after_compare = fetched + larger(write - made, Term()) + seal();
     if (road_ == PlanRoad::kObjectStore) return after_compare;
-    // Syncs of the part, the manifest and DONE, and of the directories that contain them.
-    return after_compare + count("syncs", 6) * figure("shared_fs.sync");
+    // Syncs of the parts, of the manifest and DONE, and of the directories that contain them. A part
+    // holds one type: codes, scales, or weights in bf16.
+    const bool one_part = !in_.fp8 || (info(encoding_).interchange && !full_);
+    const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 5);
+    return after_compare + syncs * figure("shared_fs.sync");
   }
   [[nodiscard]] Term write_rate() const {
     if (road_ == PlanRoad::kSharedFs) return figure("shared_fs.write");
