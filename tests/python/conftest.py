@@ -30,6 +30,9 @@ SLOW_FILES = (
     "test_module_target.py", "test_object_store_bounds.py",
     "test_training.py", "test_object_store_links.py",
     "test_sharded.py", "test_faults.py",
+    "test_peer.py", "test_agent.py",
+    "test_hub_group.py", "test_monitor.py",
+    "test_peer_fallback.py", "test_foreign_damage.py",
     "test_training_faults.py", "test_damage.py",
     "test_launchers.py", "test_one_call.py", "test_quick_pages.py",
 )  # fmt: skip

@@ -512,6 +512,7 @@ def test_an_engine_of_another_model_gets_no_weights(work, name):
     make_run(work / "other", np.random.default_rng(12), 0, rows=80)
     engine = Engine(work / "other/step_000000")
     host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
+    host.set(**{"deadlines.connect": "8s"})  # so long the agent waits for the engine
     agent = host.start_agent()
     replay(host, work / "run")
     result = finish(agent)

@@ -66,7 +66,8 @@ def test_other_ranks_name_a_missing_rank_and_a_new_start_continues(how, work, rn
     """Messages of the first start do not reach the second, even if a stopped rank sends them
     then."""
     history = make_run(work / "run", rng, STEPS)
-    job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "5s"})
+    # Short enough to be waited for, and long enough for three processes on a busy machine.
+    job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "10s"})
     line = ["--replay", work / "run", "--interval-ms", 1000]
     first = job.start_ranks(*line)
     wait_for(lambda: 2 in job.versions(), "the second version")
