@@ -125,8 +125,9 @@ Lines to_lines(const Sighting& sighting, std::size_t most, bool absolute) {
       concat("run ", status.run.is_zero() ? "unknown" : to_hex(status.run), ", version ",
              status.version, ", digest ", status.digest.empty() ? "unknown" : status.digest),
       concat("trainer: ", to_string(status.trainer),
-             absolute ? concat("; last sign of life ", or_dash(status.trainer_seen))
-                      : concat(": ", sighting.why))};
+             absolute && !status.trainer_seen.empty()
+                 ? concat("; last sign of life ", status.trainer_seen)
+                 : concat(": ", sighting.why))};
   if (!status.fallback.empty()) {
     lines.push_back(concat("road: ", status.fallback, ", in place of the one that failed"));
   }
