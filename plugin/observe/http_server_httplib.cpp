@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -18,6 +19,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -50,12 +52,32 @@ class WithoutSignals {
   sigset_t before_{};
 };
 
+// The Authorization header as it was sent, or nothing. The library decodes %XX in the values of
+// headers, and a token may hold a '%'.
+std::optional<std::string> sent_authorization(std::string_view head) {
+  constexpr std::string_view kName = "authorization:";
+  constexpr std::string_view kEnd = "\r\n", kSpaces = " \t";
+  const auto same = [](char sent, char lower) {
+    return (sent >= 'A' && sent <= 'Z' ? sent - 'A' + 'a' : sent) == lower;
+  };
+  for (std::size_t at = head.find(kEnd); at != std::string_view::npos; at = head.find(kEnd)) {
+    head.remove_prefix(at + kEnd.size());
+    if (!std::ranges::equal(head.substr(0, kName.size()), kName, same)) continue;
+    std::string_view value = head.substr(kName.size(), head.find(kEnd) - kName.size());
+    value.remove_prefix(std::min(value.find_first_not_of(kSpaces), value.size()));
+    value = value.substr(0, value.find_last_not_of(kSpaces) + 1);
+    return std::string(value);
+  }
+  return std::nullopt;
+}
+
 // A complete request and its answer, as the library's stream. Which member functions are virtual,
 // and which the library calls, differs between releases of cpp-httplib.
 // NOLINTBEGIN(modernize-use-override,cppcoreguidelines-explicit-virtual-functions)
 class Exchange final : public httplib::Stream {
  public:
   Exchange(std::string head, int socket) : head_(std::move(head)), socket_(socket) {}
+  [[nodiscard]] const std::string& head() const { return head_; }
   [[nodiscard]] const std::string& reply() const { return reply_; }
 
   bool is_readable() const { return at_ < head_.size(); }
@@ -146,11 +168,16 @@ class Listener final : public httplib::Server {
   }
 
   template <typename Self>
-  static void process(Self& self, httplib::Stream& stream) {
+  static void process(Self& self, Exchange& exchange) {
     bool closed = false;
+    httplib::Stream& stream = exchange;
     // Remove range requests: many ranges would take many times the memory of the answer.
-    const std::function<void(httplib::Request&)> change = [](httplib::Request& request) {
+    const std::function<void(httplib::Request&)> change = [&](httplib::Request& request) {
       request.ranges.clear();
+      const std::optional<std::string> sent = sent_authorization(exchange.head());
+      if (!sent) return;
+      request.headers.erase("Authorization");
+      request.headers.emplace("Authorization", *sent);
     };
     if constexpr (requires { self.process_request(stream, true, closed, change); }) {
       self.process_request(stream, true, closed, change);

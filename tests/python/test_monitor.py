@@ -23,7 +23,7 @@ from ports import free_port
 from support import assert_refusal, run
 from test_agent import Engine, Host, checkpoint_host, name, replay  # noqa: F401
 
-TOKEN = "s3cret-token"
+TOKEN = "s3cret%41-token"  # a '%' has no meaning in a header
 
 
 @pytest.fixture(autouse=True)

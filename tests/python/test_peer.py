@@ -162,6 +162,31 @@ def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
     assert carriers == {job.carrier}
 
 
+@pytest.mark.parametrize("cause", ["timeout", "signal"])
+def test_a_stopped_trainer_does_not_hold_a_rollout(work, rng, cause):
+    """Its own deadlines for the road are longer."""
+    job = Peers(work, "tcp")
+    history = make_run(work / "run", rng, STEPS)
+    job.set(**{"deadlines.connect": "5min", "deadlines.fetch": "1min"})
+    end = ["--timeout", "5s"] if cause == "timeout" else []
+    trainer, rollout = start_pair(job, work, *end, interval_ms=1000)
+    trainer.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    if cause == "signal":
+        time.sleep(2)  # until it waits for the trainer
+        rollout.send_signal(signal.SIGTERM)
+    result = finish(rollout, 120)
+    took = time.monotonic() - begin
+    if cause == "timeout":
+        assert took < 10, took
+        assert result.returncode == 6 and "--timeout: still at version" in result.stderr, result.stderr
+        return
+    assert took < 2 + 15, took  # it signs off for 10 s at most
+    assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    saved = read_checkpoint(work / "saved/rollout_00")
+    assert saved == history[versions(work / "rollout.jsonl")[-1]]
+
+
 LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "nixl")]
 
 

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "collectives/forwarding_receive_road.h"
 #include "core/line_log.h"
 #include "core/setting_values.h"
 #include "plugin/job/joined_road.h"
@@ -15,6 +16,62 @@ namespace {
 
 constexpr auto kLookForVersion =
     std::chrono::milliseconds(200);  // the wait for a version before each look for the end
+
+// Ends every wait for the road at `until` and after a signal: deadlines of the configuration may be
+// longer. leave() is not cut short, so that the trainer does not wait for a rollout that was
+// stopped.
+class BoundedRoad final : public ForwardingReceiveRoad {
+ public:
+  BoundedRoad(ReceiveRoad& road, std::optional<Deadline> until)
+      : ForwardingReceiveRoad(road), until_(until) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    return road_->run_info(bounded(deadline));
+  }
+  Status check_held(std::uint64_t version, std::string_view digest,
+                    const Deadline& deadline) override {
+    return road_->check_held(version, digest, bounded(deadline));
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    return road_->list(bounded(deadline));
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return road_->wait_beyond(version, bounded(deadline));
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    return road_->fetch_manifest(id, bounded(deadline));
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    return road_->fetch_part(id, part, bounded(deadline));
+  }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    return road_->fetch_ranges(id, part, ranges, bounded(deadline));
+  }
+  Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
+                         std::span<const DeviceRange> ranges, const DeviceSpace& space,
+                         const Deadline& deadline) override {
+    return road_->fetch_to_device(id, part, ranges, space, bounded(deadline));
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    return road_->report(report, bounded(deadline));
+  }
+  Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
+                                   std::span<const std::byte> bytes,
+                                   const Deadline& deadline) override {
+    return road_->offer_part(id, part, bytes, bounded(deadline));
+  }
+
+ private:
+  [[nodiscard]] Deadline bounded(const Deadline& deadline) const {
+    const Deadline sooner = until_ ? deadline.sooner(until_->remaining()) : deadline;
+    return sooner.unless([] { return StopSignals::received() != 0; });
+  }
+
+  const std::optional<Deadline> until_;
+};
 
 class Rollout {
  public:
@@ -43,7 +100,7 @@ class Rollout {
   // otherwise the failure, which names --timeout if that is over.
   [[nodiscard]] Result<int> stopped_or(const Status& failure) const {
     if (const int signal = StopSignals::received(); signal != 0) return 128 + signal;
-    return timeout_ && timeout_->expired() ? failure.with_context("--timeout") : failure;
+    return timed_out() ? failure.with_context("--timeout") : failure;
   }
   // The deadline for the other side to appear: not beyond --timeout, and ended by a signal.
   [[nodiscard]] Deadline within(std::chrono::milliseconds wait) const {
@@ -62,8 +119,9 @@ class Rollout {
                                                                      : config_.connect_deadline)));
     id_ = joined.options.id;
     joined.options.warn = [](const Status& why) { log(why); };
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        receiver_, Receiver::open(joined.options, *joined.road, *weights_.target, deadline));
+    road_ = std::make_unique<BoundedRoad>(*joined.road, timeout_);
+    DRIFTLESS_ASSIGN_OR_RETURN(receiver_,
+                               Receiver::open(joined.options, *road_, *weights_.target, deadline));
     report_left_alone();
     return {};
   }
@@ -90,9 +148,10 @@ class Rollout {
   // Follows until the end of the run, --target-version, --timeout or a signal.
   [[nodiscard]] Status follow() {
     while (StopSignals::received() == 0 && !reached()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
-                                 receiver_->stage_patiently(Deadline::after(kLookForVersion)));
-      if (staged) {
+      const Result<bool> staged = receiver_->stage_patiently(Deadline::after(kLookForVersion));
+      if (StopSignals::received() != 0) return {};
+      if (!staged.ok()) return timed_out() ? at_timeout() : staged.status();
+      if (*staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         log(receiver_->report());  // reports the times of the commit
         after_end_.reset();
@@ -104,12 +163,14 @@ class Rollout {
       if (end_ && at_least(end_->version)) return {};
       if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
       if (after_end_ && after_end_->expired()) return {};  // check_end() reports what is missing
-      if (timeout_ && timeout_->expired()) {
-        return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
-                     weights_.target->state().id.version);
-      }
+      if (timed_out()) return at_timeout();
     }
     return {};
+  }
+  [[nodiscard]] bool timed_out() const { return timeout_ && timeout_->expired(); }
+  [[nodiscard]] Status at_timeout() const {
+    return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
+                 weights_.target->state().id.version);
   }
 
   [[nodiscard]] Status commit() {
@@ -179,6 +240,7 @@ class Rollout {
   std::shared_ptr<JobProcess> process_;
   RolloutWeights weights_;
   std::string id_;
+  std::unique_ptr<BoundedRoad> road_;  // its road is kept alive by the receiver's options
   std::unique_ptr<Receiver> receiver_;
   ReceiverCounts counts_;  // at the end
   Status trouble_;
