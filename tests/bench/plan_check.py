@@ -40,14 +40,14 @@ FP8 = {"shared_fs": ["deltas", "compact", "xor"], "peer": ["full", "deltas", "co
 ROADS = ("mpi_rma", "peer", "shared_fs")
 PORT = 27316
 WIRE, ELSEWHERE = 1.25, 1.5
-POLL_MS = 50
+POLL_MS = 10  # of peer and shared_fs: longer polls make three versions a matter of chance
 SLACK_MS = 1500  # between versions, for other work on the machine
 STEPS = 4
 JOBS_PER_CALIBRATION = 4
 
 
 def with_slack(interval_ms, slack_ms):
-    """Intervals of a third of a poll more than whole polls: three versions then wait for short, middle and long."""
+    """Intervals of a third of a poll more than whole polls, so that versions do not all wait equally long."""
     def interval(encoding, link, params):
         total = 2 * interval_ms(encoding, link, params) + slack_ms
         return total - total % POLL_MS + POLL_MS // 3
@@ -86,7 +86,8 @@ def file_rates(directory):
             syncs.append(time.monotonic() - begin)
         path.unlink()
     return {"shared_fs.write": statistics.median(writes), "shared_fs.read": statistics.median(reads),
-            "shared_fs.sync": statistics.median(syncs), "wait.shared_fs": 0.025}
+            "shared_fs.sync": statistics.median(syncs),
+            "wait.shared_fs": POLL_MS / 2e3, "wait.peer": POLL_MS / 2e3}
 
 
 def configuration(directory, params, road, encoding, address):

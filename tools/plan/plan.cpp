@@ -247,12 +247,15 @@ class Planner {
     if (is_read_from_ranks()) {  // into host memory, assumed equal on both roads
       return trainer_gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
     }
-    // Files and uploads are written while the next bucket is compared.
+    // Files and uploads are written while the next bucket is compared; nothing is left to compare
+    // while the last bucket of a rank is written.
     const Term write = host_bytes_ / write_rate();
-    const Term after_compare = fetched + larger(write - made, Term()) + seal();
+    const Term last = smaller(rank_bytes_, Term("last bucket", 2 * kMiB, "B")) * host_bytes_ /
+                      rank_bytes_ / write_rate();
+    const Term after_compare = fetched + larger(write - made, last) + seal();
     if (road_ == PlanRoad::kObjectStore) return after_compare;
-    // Syncs of the parts, of the manifest and DONE, and of the directories that contain them. A part
-    // holds one type: codes, scales, or weights in bf16.
+    // Syncs of the parts, of the manifest and DONE, and of the directories that contain them. A
+    // part holds one type: codes, scales, or weights in bf16.
     const bool one_part = !in_.fp8 || (info(encoding_).interchange && !full_);
     const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 5);
     return after_compare + syncs * figure("shared_fs.sync");
