@@ -84,7 +84,7 @@ class CountedRoad : public ForwardingReceiveRoad {
   }
   Count& count_;
 };
-class BatchingRoad final : public CountedRoad, public BatchedRanges {
+class BatchingRoad final : public CountedRoad {
  public:
   using CountedRoad::CountedRoad;
   [[nodiscard]] bool batches_ranges() const override { return true; }

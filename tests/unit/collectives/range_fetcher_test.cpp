@@ -139,7 +139,7 @@ TEST_P(RangeFetcherTest, NearRangesAreFetchedAsOneAndTheReportSaysWhatThatCost) 
   EXPECT_EQ(report_->requests, 4U);
 }
 
-class BatchedRoad final : public ForwardingReceiveRoad, public BatchedRanges {
+class BatchedRoad final : public ForwardingReceiveRoad {
  public:
   using ForwardingReceiveRoad::ForwardingReceiveRoad;
   [[nodiscard]] bool batches_ranges() const override { return true; }
@@ -148,6 +148,7 @@ class BatchedRoad final : public ForwardingReceiveRoad, public BatchedRanges {
 TEST_P(RangeFetcherTest, ARoadThatBatchesRangesIsAskedForSmallGapsOnly) {
   BatchedRoad road(hub_.receiver());
   EXPECT_TRUE(batches_ranges(road));
+  EXPECT_TRUE(batches_ranges(ForwardingReceiveRoad(road)));  // a wrapper asks the road in it
   EXPECT_FALSE(batches_ranges(road_));
   wanted_[0].ranges = {{0, 100}, {100 + kBatchedGapBytes, 100}, {201 + 2 * kBatchedGapBytes, 10}};
   const auto report = fetch_wanted(road, step(1), wanted_, {}, take_nothing, soon());
