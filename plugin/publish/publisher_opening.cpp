@@ -105,6 +105,13 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                "ranks but one, or set snapshot: host");
 }
 
+bool has_all(const WeightLayout& layout, const WeightSource& source) {
+  return std::ranges::all_of(source.tensors(), [&](const TensorSpec& tensor) {
+    const std::optional<std::uint32_t> at = layout.find(tensor.name);
+    return at && layout[*at] == tensor;
+  });
+}
+
 }  // namespace
 
 Result<bool> PublisherOpening::open(WeightSource& base, WeightSource& live,
@@ -112,14 +119,26 @@ Result<bool> PublisherOpening::open(WeightSource& base, WeightSource& live,
   rank_.group.next_epoch();
   DRIFTLESS_RETURN_IF_ERROR(rank_.use_fallback().status());  // if the first road failed
   Status ready = open_quantized(base);
-  if (!rank_.quantized) return open_ranks(base, live, std::move(ready), deadline);
+  if (!rank_.quantized) {
+    Result<bool> opened = open_ranks(base, live, std::move(ready), deadline);
+    rank_.quantized_base.reset();
+    return opened;
+  }
   QuantizedBase quantized(*rank_.quantized, base);
   return open_ranks(quantized, live, std::move(ready), deadline);
 }
 
-Result<bool> PublisherOpening::open_ranks(WeightSource& base, WeightSource& live, Status ready,
+Result<bool> PublisherOpening::open_ranks(WeightSource& offered, WeightSource& live, Status ready,
                                           const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(assemble(base, live, std::move(ready), deadline));
+  DRIFTLESS_RETURN_IF_ERROR(assemble(offered, live, std::move(ready), deadline));
+  // A rank of which nothing is quantized knows only now that the run is. Version 0 is the
+  // checkpoint there, too, whatever weights the rank offers.
+  std::optional<QuantizedBase> kept;
+  const bool keeps = rank_.quantized_base && !rank_.quantized &&
+                     !rank_.options.quantize_rule.empty() &&
+                     has_all(rank_.quantized_base->layout(), offered);
+  if (keeps) kept.emplace(*rank_.quantized_base, offered);
+  WeightSource& base = kept ? *kept : offered;
   Status fits;
   if (rank_.options.mode == UpdateMode::kFull) {
     fits = rank_.road.check_version_size(full_version_bytes(*rank_.store));
@@ -149,7 +168,6 @@ Status PublisherOpening::open_quantized(const WeightSource& trainer_weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       rank_.quantized, QuantizedWeights::make(fs, *rank_.quantized_base, trainer_weights, settings,
                                               rank_.threads, rank_.options.device.get()));
-  if (!rank_.quantized) rank_.quantized_base.reset();
   if (!rank_.quantized || rank_.quantized->as().int4_group == 0) return {};
   if (rank_.options.device == nullptr) return {};
   return error(StatusCode::kUnsupported,

@@ -22,7 +22,7 @@ class PublisherOpening {
  private:
   // The steps, in order.
   [[nodiscard]] Status open_quantized(const WeightSource& trainer_weights);
-  [[nodiscard]] Result<bool> open_ranks(WeightSource& base, WeightSource& live, Status ready,
+  [[nodiscard]] Result<bool> open_ranks(WeightSource& offered, WeightSource& live, Status ready,
                                         const Deadline& deadline);
   [[nodiscard]] Status assemble(WeightSource& base, const WeightSource& live, Status ready,
                                 const Deadline& deadline);

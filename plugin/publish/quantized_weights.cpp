@@ -373,13 +373,12 @@ void QuantizedWeights::make_scales(const Matrix& matrix, std::span<const std::ui
 }
 
 Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
-  const Checkpoint& base = weights_->base();
   std::vector<std::vector<std::byte>> copies;  // of boxes that are not contiguous
   std::vector<OfferedTensor> batch;
   std::uint64_t copied = 0;
   for (std::size_t i = 0; i < tensors().size(); ++i) {
     const TensorSpec& spec = tensors()[i];
-    const TensorView whole = base.tensor(*base.layout().find(spec.name));
+    const TensorView whole = base_->tensor(*base_->layout().find(spec.name));
     DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(spec, boxes()[i]));
     const unsigned unit = unit_bytes(spec.dtype);
     if (place.contiguous()) {

@@ -161,21 +161,34 @@ class QuantizedWeights {
   bool reported_all_ = false;
 };
 
-// Offers the tensors of QuantizedWeights with the base checkpoint's bytes.
+// Offers tensors of a quantized run, or boxes of them, with the base checkpoint's bytes.
 class QuantizedBase final : public WeightSource {
  public:
   QuantizedBase(const QuantizedWeights& weights, const WeightSource& trainer)
-      : weights_(&weights),
-        left_(trainer.left_to_others().begin(), trainer.left_to_others().end()) {}
-  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return weights_->tensors(); }
-  [[nodiscard]] std::span<const TensorBox> boxes() const override { return weights_->boxes(); }
+      : QuantizedBase(weights.base(), weights.tensors(), weights.boxes(), trainer) {}
+  // For a rank of which nothing is quantized. The checkpoint has all tensors of the trainer.
+  QuantizedBase(const Checkpoint& base, const WeightSource& trainer)
+      : QuantizedBase(base, trainer.tensors(), trainer.boxes(), trainer) {}
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
   [[nodiscard]] std::span<const std::string> left_to_others() const override { return left_; }
-  [[nodiscard]] std::string companions_dir() const override { return weights_->base().directory(); }
+  [[nodiscard]] std::string companions_dir() const override { return base_->directory(); }
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override;
 
  private:
-  const QuantizedWeights* weights_;
+  QuantizedBase(const Checkpoint& base, std::span<const TensorSpec> tensors,
+                std::span<const TensorBox> boxes, const WeightSource& trainer)
+      : base_(&base),
+        tensors_(tensors.begin(), tensors.end()),
+        boxes_(boxes.begin(), boxes.end()),
+        left_(trainer.left_to_others().begin(), trainer.left_to_others().end()) {
+    boxes_.resize(tensors_.size());
+  }
+
+  const Checkpoint* base_;
+  std::vector<TensorSpec> tensors_;
+  std::vector<TensorBox> boxes_;
   std::vector<std::string> left_;
 };
 

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from quantize_reference import quantize_checkpoint
-from test_quantize_run import MATRICES, OTHERS, make_base, make_run
+from test_quantize_run import KEPT, MATRICES, OTHERS, make_base, make_run
 
 import binding
 import test_binding_group
@@ -136,6 +136,40 @@ def test_a_rank_may_hold_nothing_that_is_quantized(work, rng, names):
         thread.join(60)
     assert versions == [[1, 2], [1, 2]]
     check(work, base, history, (1, 2))
+
+
+def test_version_0_is_the_checkpoint_on_a_rank_with_nothing_quantized(work, rng):
+    """Whatever that rank's weights are when it starts, and when it starts again."""
+    history = make_run(work, rng, 3)
+    base = make_base(work)
+
+    def start(first, steps):
+        shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
+        versions = [None, None]
+
+        def rank_main(rank):
+            sources = [
+                binding.Source(
+                    driftless,
+                    arrays({n: t for n, t in history[i].items() if (n in KEPT) == (rank == 1)}),
+                )
+                for i in (first, *steps)
+            ]
+            group = test_binding_group.ThreadGroup(rank, 2, shared)
+            job, publisher = opened(work, base, sources[0], group=group)
+            versions[rank] = [publisher.publish(source).version for source in sources[1:]]
+            job.close()
+
+        threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return versions
+
+    assert start(1, (1, 2)) == [[1, 2], [1, 2]]
+    assert start(2, (3,)) == [[3], [3]]
+    check(work, base, history, (1, 2, 3))
 
 
 def test_wrong_combinations_are_refused(work, rng):
