@@ -11,7 +11,7 @@ from support import COMMAND, REPOSITORY
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
-SECONDS = 600  # the limit for a line on a busy machine
+SECONDS = 1200  # the limit for a line on a busy machine
 # How shell lines on these pages begin; all other blocks show output.
 STARTS = ("python", "pip ", "driftless ", "vllm ", "curl ", "export ", "cp ", "mv ", "rm ", ". ")
 
