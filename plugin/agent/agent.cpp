@@ -164,6 +164,7 @@ Status Agent::open_engines() {
   fleet_->start(std::move(sessions));
   fleet_->set_goal(delivery_->version());
   if (sinks_->view() != nullptr) {
+    show();  // before the view opens: without engines in it, the agent would be ready
     const std::optional<Digest> digest = delivery_->digest(delivery_->version());
     sinks_->view()->open(delivery_->run(), delivery_->version(), digest ? to_hex(*digest) : "");
   }
