@@ -55,8 +55,8 @@ constexpr std::uint64_t kMoreSeeds = 100;
 
 TEST(Fleet, HoldsWhatItClaimsForFixedSeeds) { expect_all_hold(1, 200); }
 
-// Takes more than 10 seconds, like the seeds above: rare orders of events show only over many seeds.
-// New seeds are tried at night (tests/night).
+// Takes more than 10 seconds, like the seeds above: rare orders of events show only over many
+// seeds. New seeds are tried at night (tests/night).
 TEST(Fleet, HoldsWhatItClaimsForMoreSeeds) {
   const std::uint64_t base = from_environment("DRIFTLESS_SIM_BASE", 201);
   const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", kMoreSeeds);
