@@ -66,6 +66,13 @@ bool ends_word(char each) {
   return static_cast<unsigned char>(each) <= ' ' ||
          std::string_view("'\"`,;()<>|").find(each) != std::string_view::npos;
 }
+// What is shown of a path: its last name.
+std::string last_name(std::string_view path) {
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  const std::size_t last = path.rfind('/');
+  return last == std::string_view::npos ? std::string(path)
+                                        : concat(last == 0 ? "" : "...", path.substr(last));
+}
 // Whether a "/" after this character belongs to a name rather than starts a path.
 bool within_name(char each) {
   return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z') ||
@@ -90,19 +97,22 @@ std::string public_text(std::string_view whole) {
       at += 3;
       const std::string_view url = rest_of_word();
       at += url.size();
-      shown.append("://").append(url.substr(0, url.find_first_of("?#")));
+      const bool file = shown.size() >= 4 && same_word(shown.substr(shown.size() - 4), "file");
+      shown.append("://").append(file ? last_name(url) : url.substr(0, url.find_first_of("?#")));
       continue;
     }
     if (text[at] != '/' || (at > 0 && within_name(text[at - 1]))) {
       shown.push_back(text[at++]);
       continue;
     }
+    const char quote = at > 0 ? text[at - 1] : ' ';
+    const std::size_t close =
+        quote == '\'' || quote == '"' ? text.find(quote, at) : std::string::npos;
     std::string_view path = rest_of_word();
-    path = path.substr(0, path.find(':'));
+    path = close != std::string::npos ? text.substr(at, close - at)  // it may hold spaces
+                                      : path.substr(0, path.find(':'));
     at += path.size();
-    while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
-    const std::size_t last = path.rfind('/');
-    shown.append(last == 0 ? "" : "...").append(path.substr(last));
+    shown.append(last_name(path));
   }
   return shown;
 }

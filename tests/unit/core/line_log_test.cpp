@@ -50,6 +50,7 @@ TEST(OneLine, HasNothingHiddenAndNoPassword) {
        "gpj.\\u202eexe"},
       {"zero\xe2\x80\x8bwidth\xef\xbb\xbf", "zero\\u200bwidth\\ufeff"},
       {"tag\xf3\xa0\x81\x81", "tag\\ue0041"},
+      {"variant\xef\xb8\x8f\xf3\xa0\x84\x80", "variant\\ufe0f\\ue0100"},
       {"latin\x9b[2J, cut \xe2\x80", "latin\\x9b[2J, cut \\xe2\\x80"},
       {"overlong \xc0\xae, surrogate \xed\xa0\x80",
        "overlong \\xc0\\xae, surrogate \\xed\\xa0\\x80"},

@@ -68,6 +68,10 @@ TEST(PublicText, HasNoPathOfTheMachineAndNoCredentials) {
       {"of /a/b/, and 3/4 of s3://key:word@bucket/x", "of .../b, and 3/4 of s3://bucket/x"},
       {"a/b and ../c stay", "a/b and ../c stay"},
       {"x=/home/user/y:12", "x=.../y:12"},
+      {"cannot open 'FILE:///home/user/y' or file://host/a/b",
+       "cannot open 'FILE://.../y' or file://.../b"},
+      {"in '/home/a user/y z' and \"/srv/p q\": no", "in '.../y z' and \".../p q\": no"},
+      {"'/srv/a b is not closed", "'.../a b is not closed"},
       {"", ""},
   };
   for (const auto& [text, shown] : cases) EXPECT_EQ(public_text(text), shown);
