@@ -37,7 +37,7 @@ class CheckpointPatchersTest : public ::testing::Test {
 TEST_F(CheckpointPatchersTest, AReceiverInMemoryPatchesNothing) {
   EXPECT_FALSE(patched("/m"));
   listen({memory_report("evaluation", 2), {"old release", 2, kPatchedDigest, ""}});
-  EXPECT_NE(why("/m").find("2 receivers report, none"), std::string::npos) << why("/m");
+  EXPECT_NE(why("/m").find("2 receivers report, and none"), std::string::npos) << why("/m");
   listen({memory_report("evaluation", 2), patcher_report("a", "one", "/m", 1)});
   EXPECT_NE(why("/m").find("'a', which patches /m on one, reports version 1"), std::string::npos)
       << why("/m");

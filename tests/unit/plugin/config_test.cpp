@@ -306,7 +306,7 @@ TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {
   EXPECT_MESSAGE(refusal("threads: 1.5\n"), "whole number");
   EXPECT_MESSAGE(refusal("anchors: { first: yes }\n"), "true, false or auto");
   EXPECT_MESSAGE(refusal("deadlines: { publish: 30 }\n"), "500ms");
-  EXPECT_MESSAGE(refusal("deadlines: { publish: 0s }\n"), "500ms");
+  EXPECT_MESSAGE(refusal("deadlines: { publish: 0s }\n"), "above 0, found '0s'");
   EXPECT_MESSAGE(refusal("full_above_density: nan\n"), "from 0 to 1");
   EXPECT_MESSAGE(refusal("full_above_density: 1.5\n"), "from 0 to 1");
   EXPECT_MESSAGE(refusal("buffer_size: 99999999999999999999\n"), "size");
