@@ -345,9 +345,9 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. Then only the digest proves them. In a
-  // chain, the changes of later versions are measured while they are written: only a digest that is
-  // known beforehand shows that other code wrote. So a chain needs such a digest.
+  // Whether the memory uses the versions where they lie. For contiguous tensors, the later versions
+  // of a chain are measured only while they are written, so nothing but the expected digest shows
+  // whether other code wrote into the weights: a chain needs weights whose digest is known.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;

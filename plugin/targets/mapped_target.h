@@ -23,10 +23,10 @@
 // that are held.
 //
 // The shares. If a map can be read back (the same bits, or widened ones), the digest of its target
-// is known: it is computed when the target is opened, then updated by every commit and undo.
-// Replicas have digests of their own; each unit counts once in its tensor's share. A sweep reads
-// everything and compares (ProofRule). If a map differs, the sweep names it, and the state becomes
-// invalid: the target then takes only a full version.
+// is known: computed when weights are opened as a version, or from the first full one, then updated
+// by every commit and undo. Replicas have digests of their own; each unit counts once in its
+// tensor's share. A sweep reads everything and compares (ProofRule). If a map differs, the sweep
+// names it, and the state becomes invalid: the target then takes only a full version.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -68,8 +68,8 @@ struct MappedOptions {
   // The state's digest covers the tensors that are held; the state is partial if they are not all.
   // kInvalidArgument if one is held in part, converted or by a writer.
   bool digest_of_held = false;
-  // The digest of each tensor of the version, ordered as the layout. If the run may publish fewer
-  // tensors: needed with `initial_digest`, and for weights without a digest of their own.
+  // The digest of each tensor of the version, ordered as the layout. If the run publishes only some
+  // of the tensors: needed with `initial_digest`, or if the weights' own bits give no digest.
   std::vector<Digest> initial_tensors = {};
 };
 

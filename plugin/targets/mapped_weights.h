@@ -30,7 +30,7 @@ struct MappedWeights {
   WeightLayout layout;
   std::vector<Tensor> tensors;
   std::vector<WeightMap> maps;             // by tensor
-  std::vector<bool> counted;               // per map: holds the tensor's own units, none twice
+  std::vector<bool> counted;               // per map: one of those that make its tensor `complete`
   std::vector<bool> in_share;              // per map: its units count in the tensor's share
   Shares no_shares;                        // digests are zero; the rest as in sums->shares
   std::shared_ptr<const WeightSums> sums;  // null: the weights were not read

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StageAhead: does the part of stage() that can be done while a version still arrives, so that a
 // slow road and the decoding overlap. It reads weights in host memory on a thread of its own, and
-// writes nothing. stage() repeats what it cannot do or finds wrong, and reports the error.
+// writes nothing. It reports no errors: stage() repeats the work that failed, and reports them.
 //
 // One thread at a time calls it. The destructor waits for the thread.
 #pragma once

@@ -110,9 +110,9 @@ class TensorFold {
   unsigned width_;
 };
 
-// Checks that the positions of a block ascend within a version, also from piece to piece
-// (kCorrupt). O(changed), on the weights' threads. Everything that the buckets point to must
-// outlive the result. It has room for old values if they come to the host.
+// Folds the changes of these tensors. kCorrupt if the positions of a block do not ascend within a
+// version, also from piece to piece. O(changed), on the weights' threads. What the buckets point to
+// must outlive the result, which has room for old values if they come to the host.
 Result<DeltaPieces> fold_deltas(const MappedWeights& weights, std::span<TensorVersions> tensors) {
   const bool old_values = !weights.memory->measures_parts();
   DeltaPieces fold;
@@ -385,8 +385,8 @@ std::uint64_t TensorChanges::changed_units(std::uint32_t tensor) const {
 
 std::optional<std::uint64_t> TensorChanges::absent_bits(std::uint32_t tensor) const {
   if (whole()) return std::nullopt;
-  // Only patterns of the low 16 bits (8 for a byte) are tried: a pattern that does not occur there
-  // makes every value with these low bits absent.
+  // Looks only at the low 16 bits (8 for a byte): if no new value has a pattern there, that pattern
+  // with zeros above it is absent, too.
   const unsigned unit = width(tensor);
   std::vector<bool> taken(unit == 1 ? 256 : 65536);
   for (const DeltaPiece& piece : pieces(tensor)) {

@@ -16,18 +16,18 @@ class TensorChanges {
   // `versions`: adjoining deltas, or one full version.
   TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
 
-  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if a tensor that cannot be
-  // followed changes. `xor`, `overwrite` and `compact` change a tensor's own bits, so they are also
-  // kUnsupported for a tensor that is converted here or belongs to the writer, and `compact` for a
-  // block of which only a part is held here. `decoded`: blocks of the first version, already
-  // decoded with the present weights.
+  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if they change one that
+  // cannot be followed. Decoding `xor`, `overwrite` and `compact` reads a tensor's own old bits, so
+  // they are also kUnsupported for a tensor that is held only converted or belongs to the writer,
+  // and `compact` for a block of which only a part is held here. `decoded`: blocks of the first
+  // version, already decoded with the present weights.
   [[nodiscard]] Status fold(DecodedBlocks decoded = {});
   // As fold(), for positional deltas, but only for the writer's tensors: the memory decodes the
   // others itself.
   [[nodiscard]] Status fold_external();
   // For a full version: only these differences go through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
-  // kUnsupported, naming the tensor, if a tensor that cannot be followed changes.
+  // kUnsupported, naming the tensor, if the versions change one that cannot be followed.
   [[nodiscard]] Status check_followed() const;
   [[nodiscard]] const std::vector<VersionSource>& versions() const { return versions_; }
   [[nodiscard]] const WeightLayout& layout() const { return weights_->layout; }

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kStretchUnits = 262144;
 static_assert(kStretchUnits % kCompactTileUnits == 0 && kStretchUnits % kCompactByteTileUnits == 0);
 
-// Where the next piece of each block must begin.
+// The lowest position that the next stretch of each block may begin with.
 class NextPositions {
  public:
   std::uint64_t& of(const TensorBlock* block) {

@@ -324,7 +324,7 @@ std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
 
 Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::string_view source) {
   // For headers and the tables of many ranks. A full version also has the non-weight files of up to
-  // two directories: the base's, and the checkpoint's that it is published from.
+  // two directories: the base, and the checkpoint that the version is published from.
   constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
   const bool full = manifest.encoding == Encoding::kFull;
   // `overwrite` has a position for each byte; zstd adds less than 1/64 to incompressible data.

@@ -95,9 +95,9 @@ class VersionSource {
   // Opens payload that was fetched: `parts` as version.payload_files; if `frames` has an entry for
   // a part, that frame is used instead, and some of its blocks may be missing. Frames must belong
   // to the version, and each rank's must be numbered from 0 without a gap. With `head`, plain
-  // frames may lie in device memory (without patchers); any other part in device memory fails with
-  // kUnsupported. Blocks of frames and flush files are hashed and inflated on all `threads`, into
-  // `memory` (null: memory of their own); if several are damaged, the first one is named.
+  // frames may lie in device memory (patcher() cannot read them there); any other part in device
+  // memory fails with kUnsupported. Blocks of frames and flush files are hashed and inflated on all
+  // `threads`, into `memory` (null: memory of their own); the error names the first damaged one.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   std::vector<std::shared_ptr<Frame>> frames,

@@ -20,7 +20,7 @@ struct TensorVersion {
   const TensorChange* change = nullptr;
   std::unique_ptr<TensorPatcher> patcher;
   Checksum checksum;
-  bool coded = false;  // its new bytes depend on the old ones
+  bool coded = false;  // folded from a chain with blocks of `compact`
 };
 
 // Applies changes that are decoded already.

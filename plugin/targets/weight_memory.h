@@ -101,9 +101,9 @@ struct TensorDigest {
 class PlacedChanges {
  public:
   virtual ~PlacedChanges() = default;
-  // Writes the changes. If these are parts, compares the memory with their old values first, reads
-  // the new ones back after, and returns the first part with unexpected values. After such a fault,
-  // or an error, some changes may have been written: call take_back().
+  // Writes the changes. For changes that were placed as parts, compares the memory with the old
+  // values first, reads the new ones back after, and returns the first part with unexpected values.
+  // After such a fault, or an error, some changes may have been written: call take_back().
   [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Restores the old values, as far as write() replaced them.
   [[nodiscard]] virtual Status take_back() = 0;

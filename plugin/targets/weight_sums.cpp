@@ -83,8 +83,8 @@ Digest sum_stretch(const Stretch& stretch, SumType type) {
   return sum;
 }
 
-// Adds the digest of each stretch to its sum. Of a stretch with a map, only the units that the map
-// has count; they are read from the stretch, not through the map.
+// Adds the digest of each stretch to its sum. If the stretch has a map, sums only the map's units;
+// they are read from the stretch, not through the map.
 Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsigned threads,
                      std::vector<Digest>& sums) {
   std::vector<Digest> found(stretches.size());

@@ -29,8 +29,8 @@ struct FetchedVersion {
 };
 
 // A target's share of a tensor: its units that are held here (each counted once, however often it
-// is held), and their digest. Over the ranks of an engine, the digests of different regions that
-// make up a tensor add up to the tensor's digest.
+// is held), and their digest. If the regions of an engine's ranks are disjoint and together have
+// every unit of a tensor, their digests add up to the tensor's digest.
 struct TensorShare {
   std::uint32_t tensor = 0;  // in the layout
   std::uint64_t units = 0;
@@ -44,7 +44,7 @@ struct TargetState {
   Digest digest;         // of the weights
   bool valid = false;    // false: holds no version (none came yet, or a change that could not be
                          // undone); takes a full version only
-  bool partial = false;  // holds only some tensors; if `tensors` is set, `digest` covers just those
+  bool partial = false;  // not all weights lie here unconverted; `digest` covers `tensors`, if set
   // For a partial state: the digest of all weights of the version, once one was applied.
   std::optional<Digest> version_digest = std::nullopt;
   // For a partial state: each tensor that is held whole, ascending. Null: not known.
@@ -78,14 +78,14 @@ struct Shares {
   friend bool operator==(const Shares&, const Shares&) = default;
 };
 
-// The values at one place of a target for some units of a tensor, in the tensor's own type.
+// Adjoining units. A HeldCopy has the values of some units of a tensor at one place of a target.
 struct HeldRun {
   std::uint64_t first = 0, count = 0;
 };
 struct HeldCopy {
   std::string parameter;               // empty: the tensor itself
   std::vector<HeldRun> runs;           // the units at this place, ascending
-  std::vector<std::byte> values;       // of all runs
+  std::vector<std::byte> values;       // of all runs, in the tensor's own type
   std::vector<std::uint64_t> foreign;  // units whose bits no value of the tensor's type converts to
 };
 // Digests of a tensor, block by block.
@@ -240,15 +240,15 @@ class MappedTarget final : public WeightTarget {
 
   // Whether the state's digest was computed from the weights' own bits, of all tensors.
   [[nodiscard]] bool proven() const;
-  // Whether a version is held, and the weights of every tensor in tracked() were read once: when
-  // this target was opened. Since then the digests follow every commit and undo.
+  // Whether a version is held, and the digests in tracked() are known: read from the weights when
+  // this target was opened, or taken from a full version. Every commit and undo updates them.
   [[nodiscard]] bool proven_in_share() const;
   // Reads the weights, at every place where they can be read back: O(weights). kMismatch, naming
   // tensor, parameter and rank, if they differ from tracked(); the state is then not valid any
   // more. kWrongBase if the state was not valid before.
   [[nodiscard]] Result<Shares> sweep();
   // The weights' shares, without reading the weights: commits and undos keep them up to date. The
-  // reference is valid until the next one. Digests are zero while no version is held.
+  // reference is valid until the next one. Digests are zero until a version is held.
   [[nodiscard]] const Shares& tracked() const;
   [[nodiscard]] std::size_t unproven_tensors() const override { return tracked().unproven.size(); }
   // The three calls below read the weights as they are, whatever the state: to find damaged places.
@@ -265,7 +265,7 @@ class MappedTarget final : public WeightTarget {
   [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const;
   // Replaces the weights with others, as make_mapped_target() takes them: an engine has moved its
   // tensors. Updates that were staged or committed before can then neither be committed nor taken
-  // back (kBusy). Any thread, but not during a commit: the engine must not use the tensors.
+  // back (kBusy). Any thread, but not during a commit, nor while the engine uses the tensors.
   [[nodiscard]] Status replace(MappedParts parts, const MappedOptions& options);
 
  private:
