@@ -216,7 +216,7 @@ def test_a_driver_without_gpus_names_the_cause(work, driver):
         "100": ("CUDA_ERROR_NO_DEVICE (100)", "--gpus all"),
         "34": ("error 34", str(driver), "stub"),
         "802": ("802", "nvidia-fabricmanager"),
-        "803": ("803", str(driver), "one release"),
+        "803": ("803", str(driver), "the same release"),
         "999": ("999", "nvidia-smi"),
     }.items():
         env = with_driver(driver, CUDA_STAND_IN_INIT=code)

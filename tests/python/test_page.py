@@ -574,6 +574,7 @@ def test_the_pages_of_a_real_trainer_and_agent(driver, work, name, processes):  
                 and sorted(shown(role)) == sorted(receivers(now, role)))  # fmt: skip
 
     until(lambda: (status("trainer") or {}).get("version", 0) >= 2, "version 2", 120)
+    until(lambda: status("agent"), "the agent's server", 120)
     for role in ("agent", "trainer"):
         driver.get(url(role))
         until(lambda role=role: agrees(role), f"the page of the {role}", 120)
