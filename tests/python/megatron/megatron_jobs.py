@@ -70,6 +70,19 @@ def mpirun(*parts):
     return line
 
 
+def nccl_by_hub(work, receivers):
+    """A configuration for NCCL without MPI: the first version waits for `receivers`."""
+    token = work / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    return (
+        "road: { kind: nccl, nccl: { rendezvous: hub, receivers: %d } }\n"
+        "hub: { address: '127.0.0.1:%d', token_file: '%s' }\n"
+        "anchors: { first: true }\n"
+        "threads: 1\ndeadlines: { connect: 120s, publish: 60s }\n"
+    ) % (receivers, free_port(), token)
+
+
 # The source rank of each stage gathers and compares, as with unknown optimizers.
 GATHERED = ("--update-weight-snapshot", "host")
 
@@ -108,6 +121,16 @@ class Job:
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
         self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
         self.rma_name = "nccl"
+
+    def over_nccl_by_hub(self, *flags, rollouts=("nccl0", "nccl1")):
+        """The same with rollouts of their own, which find the trainers by the hub."""
+        path = self.work / "nccl_hub.yaml"
+        path.write_text(nccl_by_hub(self.work, len(rollouts)))
+        flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
+                 "--update-weight-buffer-size", "65536", "--update-weight-config", str(path),
+                 *flags]  # fmt: skip
+        self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
+        self.disk = self.write("nccl_rollout.json", {"work": str(self.work), "flags": flags})
 
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"),
                   layout="flush", **more):  # fmt: skip

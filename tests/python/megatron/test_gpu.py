@@ -6,11 +6,13 @@
 tests/gpu/parts/megatron.sh runs it. Weights are compared on the GPU.
 """
 
+import json
 import os
 
+import jobs
 import pytest
 import test_quantized
-from megatron_jobs import STEPS, Job
+from megatron_jobs import HERE, STEPS, Job, ended, environment, nccl_by_hub, shown, venv_python
 
 import tiny_config
 
@@ -37,6 +39,47 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout, snapshot):
     split = versions[-1]["split"]
     parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in split.items())
     print(f"{layout}, snapshot {snapshot}: {versions[-1]['ms']:.1f} ms a step for us: {parts}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rollouts_of_a_torchrun_job_find_it_by_the_hub(work, layout):
+    """No MPI: torchrun starts the trainers, and the rollouts are processes of their own."""
+    job = Job(work, **LAYOUTS[layout])
+    job.over_nccl_by_hub()
+    following = job.start_disk_rollouts("nccl0", "nccl1")
+    job.run_torchrun(4, timeout=120)
+    ended(*following, timeout=60)
+    assert [v["version"] for v in job.versions()] == list(range(1, STEPS + 1))
+    job.check(0, ("nccl0", "nccl1"), tiny_config.hf_config(job.job))
+
+
+@pytest.mark.parametrize("group", ["torch", "hub"])
+def test_a_rollout_holds_every_version_of_fsdp2_shards(work, group):
+    """The trainers' group is torch's, or the one that the hub makes."""
+    job = Job(work)
+    path = work / "fsdp.yaml"
+    path.write_text(nccl_by_hub(work, 1) + "snapshot: device\n")
+    if group == "hub":
+        path.write_text(path.read_text().replace("hub: {", "hub: { group: true,"))
+    flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
+             "--update-weight-config", str(path)]  # fmt: skip
+    job.disk = job.write("fsdp_rollout.json", {"work": str(work), "flags": flags})
+    following = job.start_disk_rollouts("fsdp0")
+    env = environment()
+    line = [venv_python(), "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port",
+            env["MASTER_PORT"], HERE.parent / "sharded/fsdp_trainer.py", "fsdp", path, work]  # fmt: skip
+    result = jobs.finish(jobs.start([*map(str, line)], env=env), 120)
+    assert result.returncode == 0, shown(result)
+    ended(*following, timeout=60)
+    torch = pytest.importorskip("torch")
+    versions = torch.load(work / "versions.pt")
+    assert len(versions) == 5
+    for number, wanted in enumerate(versions[1:], 1):
+        held = job.rollout("fsdp0", number)["tensors"]
+        assert set(held) == set(wanted)
+        for name, tensor in wanted.items():
+            assert held[name][2] == tensor.cpu().view(torch.uint8).numpy().tobytes(), (number, name)
+    assert json.loads((work / "rank0.json").read_text())["elements"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ test_launchers.py.
 
 Trains, publishes after every step by the optimizer's hook, and saves in OUT `full_tensor()` of
 every version under the engine's names, and the bytes that it kept. At one step the source of RANK
-fails: no rank publishes that version.
+fails: no rank publishes that version. With DRIFTLESS_TEST_GPU=1 all ranks use one GPU.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 import driftless
 import driftless.torch
 
+DEVICE = "cuda" if os.environ.get("DRIFTLESS_TEST_GPU") == "1" else "cpu"
 STEPS, FAILS = 4, 1  # FAILS: the step at which RANK fails
 WIDTH, EXPERTS = 36, 6  # uneven: some of 4 ranks get smaller shares
 
@@ -65,11 +67,11 @@ class Model(nn.Module):
 
 def shard(model, layout):
     if layout == "fsdp":
-        mesh = init_device_mesh("cpu", (4,))
+        mesh = init_device_mesh(DEVICE, (4,))
     elif layout == "hsdp":
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("replicate", "shard"))
     else:
-        both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        both = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "tp"))
         for layer in model.layers:
             if layout == "ep":
                 whole = layer.experts.data
@@ -122,10 +124,13 @@ def main():
     layout, config, out = sys.argv[1:4]
     breaks = int(sys.argv[4]) if len(sys.argv) > 4 else None
     driftless.torch.torch_environment()
-    dist.init_process_group("gloo")
+    if DEVICE == "cuda":  # several NCCL ranks on one GPU: each must claim to be another host
+        os.environ.update(NCCL_HOSTID=f"rank{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo")
+        torch.cuda.set_device(0)
+    dist.init_process_group("gloo" if DEVICE == "cpu" else "cpu:gloo,cuda:nccl")
     rank = dist.get_rank()
     torch.manual_seed(3)
-    model = Model()
+    model = Model().to(DEVICE)
     shard(model, layout)
     source = Breaking(model, export=experts_apart, bucket_bytes=1)  # one batch per shard
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -141,7 +146,7 @@ def main():
     publisher = driftless.Publisher(job, source, group=group)
     hook = source.publish_after(optimizer, publisher, reports.append)
     for step in range(STEPS):
-        tokens = torch.randint(50, (8,), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(50, (8,), generator=torch.Generator().manual_seed(step)).to(DEVICE)
         optimizer.zero_grad()
         model(tokens).square().mean().backward()
         failing = breaks is not None and step == FAILS
