@@ -392,6 +392,17 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     return {};
   }
 
+  Result<bool> find_differing(std::span<const WeightMap* const> maps, std::uint64_t origin,
+                              std::uint32_t count, const std::byte* values,
+                              std::vector<std::uint32_t>& offsets) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    const Status found =
+        find_differing_on_device(*gpu_, scratch_, maps, origin, count, values, offsets);
+    if (found.code() == StatusCode::kNoSpace) return false;  // the host does it
+    DRIFTLESS_RETURN_IF_ERROR(found);
+    return true;
+  }
+
   Status finish() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return gpu_->stream.wait();
@@ -435,7 +446,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   }
 
   std::shared_ptr<GpuContext> gpu_;
-  DeviceWorkspace scratch_;       // for read() and write()
+  DeviceWorkspace scratch_;       // for read(), write() and find_differing()
   DeviceWorkspace sweep_;         // separate, because a staged change may hold the context's
   std::vector<MapGroup> sweeps_;  // of the last sum_maps(), in sweep_
   DeviceArrivals arrivals_;

@@ -93,6 +93,13 @@ class PlacePlan {
     std::shared_ptr<GpuContext> gpu, std::span<const ContiguousTensor> tensors,
     std::vector<VersionSource> chain);
 
+// WeightMemory::find_differing(), in `scratch`; kNoSpace if it cannot grow.
+[[nodiscard]] Status find_differing_on_device(GpuContext& gpu, DeviceWorkspace& scratch,
+                                              std::span<const WeightMap* const> maps,
+                                              std::uint64_t origin, std::uint32_t count,
+                                              const std::byte* values,
+                                              std::vector<std::uint32_t>& offsets);
+
 // WeightMemory::decode_compact(), in steps of some hundred megabytes.
 [[nodiscard]] Status decode_compact_on_device(const std::shared_ptr<GpuContext>& gpu,
                                               std::span<CompactUnits> blocks);

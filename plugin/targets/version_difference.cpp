@@ -14,6 +14,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
+constexpr std::uint64_t kThereBytes = std::uint64_t{16} << 20;   // the same by the memory itself
 // If more than one weight in kDenseShare differs, the version is written whole: the pieces have 4
 // bytes and twice the width for each differing weight.
 constexpr std::uint64_t kDenseShare = 8;
@@ -54,8 +55,56 @@ class DifferenceFinder {
     std::vector<std::byte> values;
   };
 
-  // Cuts the piece into blocks and compares blocks in batches, until too many units differ.
   Status add(std::uint32_t tensor, const DensePiece& piece) {
+    const bool converted = weights_.tensors[tensor].converted;
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool there, converted ? false : add_there(tensor, piece));
+    return there ? Status() : add_blocks(tensor, piece);
+  }
+
+  // Lets the memory compare the piece. False if it leaves that to the host.
+  Result<bool> add_there(std::uint32_t tensor, const DensePiece& piece) {
+    const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
+    const std::vector<const WeightMap*> maps = weights_.maps_of(tensor, false);
+    const std::uint64_t units = piece.bytes.size() / width;
+    std::uint64_t count = 0;
+    for (std::uint64_t done = 0; done < units && found_.units <= most_; done += count) {
+      count = std::min(kThereBytes / width, units - done);
+      const std::uint64_t origin = piece.byte_offset / width + done;
+      const std::byte* const values = piece.bytes.data() + done * width;
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          const bool compared,
+          weights_.memory->find_differing(maps, origin, static_cast<std::uint32_t>(count), values,
+                                          differing_));
+      if (!compared) return false;
+      if (!differing_.empty()) DRIFTLESS_RETURN_IF_ERROR(compare());  // keeps the pieces in order
+      for (std::span<const std::uint32_t> rest = differing_; !rest.empty();) {
+        const auto some = rest.first(std::min<std::size_t>(rest.size(), kMaxPieceUnits));
+        keep(tensor, origin, values, some);
+        rest = rest.subspan(some.size());
+      }
+    }
+    return true;
+  }
+
+  // Keeps the units origin + offsets[k], which become values[offsets[k]].
+  void keep(std::uint32_t tensor, std::uint64_t origin, const std::byte* values,
+            std::span<const std::uint32_t> offsets) {
+    const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
+    DeltaPiece piece;
+    piece.tensor = tensor;
+    piece.origin = origin;
+    piece.count = static_cast<std::uint32_t>(offsets.size());
+    found_.units += piece.count;
+    found_.pieces.push_back(piece);
+    DeltaPieces::Memory& memory = found_.memory.emplace_back();
+    memory.offsets.assign(offsets.begin(), offsets.end());
+    memory.values.resize(offsets.size() * width);
+    host_kernels().gather(values, width, offsets.data(), offsets.size(), memory.values.data());
+    memory.old_values.resize(memory.values.size());
+  }
+
+  // Cuts the piece into blocks and compares blocks in batches, until too many units differ.
+  Status add_blocks(std::uint32_t tensor, const DensePiece& piece) {
     const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
     const std::uint64_t units = piece.bytes.size() / width;
     for (std::uint64_t done = 0; done < units && found_.units <= most_; done += kMaxPieceUnits) {
@@ -179,6 +228,7 @@ class DifferenceFinder {
   std::vector<std::size_t> at_,
       first_part_;  // at_: per part, its place in old_; first_part_: per block
   std::vector<std::byte> old_, expected_;
+  std::vector<std::uint32_t> differing_;  // found by the memory
   DeltaPieces found_;
 };
 
@@ -223,7 +273,10 @@ class WeightCopy {
       Extent& extent = extents_[{map.data, map.unit_bytes}];
       DRIFTLESS_ASSIGN_OR_RETURN(WeightMap identity, onto_itself(map, extent.begin, extent.end));
       extent.maps.push_back(std::move(identity));
-      extent.bytes.resize((extent.end - extent.begin) * map.unit_bytes);
+      if (extent.bytes != nullptr) continue;
+      // Not zeroed first: the first touch of new memory takes longer than the copy.
+      extent.bytes =
+          std::make_unique_for_overwrite<std::byte[]>((extent.end - extent.begin) * map.unit_bytes);
     }
     return each_block(weights,
                       [&](auto maps, std::uint64_t at, std::uint64_t count, std::byte* bytes) {
@@ -242,8 +295,8 @@ class WeightCopy {
  private:
   struct Extent {
     std::uint64_t begin = ~std::uint64_t{0}, end = 0;
-    std::vector<WeightMap> maps;   // onto themselves: units between maps are not touched
-    std::vector<std::byte> bytes;  // [begin, end)
+    std::vector<WeightMap> maps;         // onto themselves: units between maps are not touched
+    std::unique_ptr<std::byte[]> bytes;  // [begin, end); undefined between maps
   };
   template <typename Use>
   Status each_block(const MappedWeights& weights, const Use& use) {
@@ -256,7 +309,7 @@ class WeightCopy {
             const std::uint64_t at = i * kCopyUnits;
             const std::uint64_t count = std::min(kCopyUnits, units - at);
             return use(maps_in(extent.maps, at, at + count), at, count,
-                       extent.bytes.data() + at * width);
+                       extent.bytes.get() + at * width);
           }));
     }
     return {};

@@ -207,6 +207,17 @@ class WeightMemory {
   [[nodiscard]] virtual Status write(std::span<const WeightMap* const> maps, std::uint64_t origin,
                                      std::uint64_t count, const std::byte* values,
                                      MemoryKind from) = 0;
+  // Compares `values` (on the host, in the tensor's width) with units [origin, origin + count) of a
+  // tensor in each map: the offsets from `origin` of those that differ in any, ascending. If many
+  // differ, others may be among them. For maps that do not convert. False if this memory leaves it
+  // to the host.
+  [[nodiscard]] virtual Result<bool> find_differing(std::span<const WeightMap* const> /*maps*/,
+                                                    std::uint64_t /*origin*/,
+                                                    std::uint32_t /*count*/,
+                                                    const std::byte* /*values*/,
+                                                    std::vector<std::uint32_t>& /*offsets*/) {
+    return false;
+  }
   // Waits until everything written has arrived.
   [[nodiscard]] virtual Status finish() = 0;
   // How many threads may call read() and write() at the same time, for different units.

@@ -50,6 +50,7 @@ def arguments():
     parser.add_argument("--masked", action="store_true", help="write all tensors by masked overwrite")
     parser.add_argument("--encoding", default="auto", help="the configuration's `encoding`")
     parser.add_argument("--layout", default="auto", help="road.layout: auto, flush or frames")
+    parser.add_argument("--mode", default="delta", help="delta, or full: every version whole")
     parser.add_argument("--prove", default="staged", help="receiver.prove: staged, or always")
     return parser.parse_args()
 
@@ -306,7 +307,7 @@ def main():
         config = driftless.Config.parse(
             f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
             f"  layout: {a.layout}\n"
-            f"encoding: {a.encoding}\nreceiver:\n  prove: {a.prove}\n"
+            f"mode: {a.mode}\nencoding: {a.encoding}\nreceiver:\n  prove: {a.prove}\n"
         )
         trainer = driftless.Job(config, "trainer", launched=False)
         rollout = driftless.Job(config, "rollout", launched=False)
@@ -334,6 +335,7 @@ def main():
             "elements": elements,
             "way": ("masked overwrite" if a.masked else "maps")
             + (", prove: always" if a.prove == "always" else "")
+            + (", full" if a.mode == "full" else "")
             + (f", {a.encoding}" if a.encoding != "auto" else "")
             + (f", {a.layout}" if a.layout != "auto" else ""),
             **{key: round(value, 3) for key, value in middle.items()},
