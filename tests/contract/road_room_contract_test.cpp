@@ -116,7 +116,7 @@ TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {
 }
 
 // Roads on which prune() removes versions.
-TEST_P(RoadContractTest, PruneRemovesOnlyWhatItWasTold) {
+TEST_P(RoadContractTest, PruneRemovesOnlyWhatTheAnchorReplaces) {
   if (GetParam().ring) GTEST_SKIP() << "this road's ring makes its room: see ARingPrunesNothing";
   MAKE_WORLD(world, {.ranks = 2});
   for (const auto& id : {anchor(0), step(1), step(2), anchor(2), step(3), step(4), anchor(4)}) {

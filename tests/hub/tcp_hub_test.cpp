@@ -139,7 +139,7 @@ TEST_F(TcpHubTest, RandomBytesDoNotDisturbIt) {
   EXPECT_TRUE(connect(options_).ok());
 }
 
-TEST_F(TcpHubTest, SilentConnectionsShutNobodyOut) {
+TEST_F(TcpHubTest, SilentConnectionsDoNotExcludeOthers) {
   auto known = connect(options_);
   ASSERT_OK(known);
   std::vector<hub::Socket> strangers;

@@ -59,7 +59,7 @@ TEST_P(NcclFarewellTest, WhatWasAskedBeforeTheEndIsAnswered) {
   ASSERT_OK(reporting.get());
 }
 
-TEST_P(NcclFarewellTest, AFarewellIsHeardByWhoFindsTheLinkLostWhenItSpeaks) {
+TEST_P(NcclFarewellTest, AReceiverThatLosesItsLinkReceivesTheFarewell) {
   options_.silence = std::chrono::seconds(5);  // a sign of life each second
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   link_faults_->tears = true;
@@ -81,7 +81,7 @@ TEST_P(NcclFarewellTest, LeavingWaitsForALeaderThatIsSlow) {
   EXPECT_TRUE(sender_->receivers()->empty());
 }
 
-TEST_P(NcclFarewellTest, ALeaderThatDiedWithoutAWordIsWaitedForUntilTheDeadline) {
+TEST_P(NcclFarewellTest, ALeaderThatDiedIsWaitedForUntilTheDeadline) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   faults_->fall_silent();
   const Status mute = receiver_->leave(in_ms(300));
@@ -93,7 +93,7 @@ TEST_P(NcclFarewellTest, ALeaderThatDiedWithoutAWordIsWaitedForUntilTheDeadline)
   EXPECT_EQ(gone.code(), StatusCode::kDeadlineExceeded) << gone.to_string();
 }
 
-TEST_P(NcclFarewellTest, ANewLeaderIsToldAsTheFirstOneWas) {
+TEST_P(NcclFarewellTest, ReportsAndLeavesReachANewLeader) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   sender_.reset();
   ASSERT_NO_FATAL_FAILURE(start_leader(1, 1));

@@ -71,7 +71,7 @@ class NcclFaultsTest : public ::testing::Test {
   std::vector<PartReceipt> receipts_;
 };
 
-TEST_F(NcclFaultsTest, CommunicatorsAreUsedAgainWhileNobodyComesOrGoes) {
+TEST_F(NcclFaultsTest, CommunicatorsAreReusedWhileTheReceiversStay) {
   start_leader(2);
   Peer a = receiver("a");
   Peer b = receiver("b");
@@ -201,7 +201,7 @@ TEST_F(NcclFaultsTest, SealingTwiceOrBeforeTheFlushIsRefused) {
   EXPECT_FALSE(sender_->seal("manifest", soon()).ok());
 }
 
-TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
+TEST(NcclFileRendezvous, TheLastToEndLeavesNoFiles) {
   for (const bool leader_ends_first : {false, true}) {
     const TempDir dir(TempDir::Where::kMemory);
     const HostRendezvous meet = file_rendezvous(dir.file("meet"));

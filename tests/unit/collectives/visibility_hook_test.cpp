@@ -44,7 +44,7 @@ TEST(VisibilityHookTest, TheShellGetsTheVariablesAndTheRestOfTheEnvironment) {
   EXPECT_EQ(content(out), "/some/dir yes\n0\n") << "and there is no input";
 }
 
-TEST(VisibilityHookTest, AFailureNamesTheStatusAndWhatWasSaid) {
+TEST(VisibilityHookTest, AFailureHasTheExitStatusAndTheLastLineOfOutput) {
   const Status status = run("echo first >&2; echo out; echo 'no such mount' >&2; exit 3");
   ASSERT_EQ(status.code(), StatusCode::kIo);
   for (const char* part : {"before_read", "status 3", "no such mount"}) {

@@ -94,7 +94,7 @@ TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndSaysWhere) {
   EXPECT_TRUE((*file)->pread(100, {}).ok());
 }
 
-TEST_F(PosixFileSystemTest, InfoTellsKindsApartWithoutFollowingLinks) {
+TEST_F(PosixFileSystemTest, InfoDistinguishesKindsWithoutFollowingLinks) {
   make_file("f", "12345");
   ASSERT_TRUE(fs_.make_directory(at("d")).ok());
   std::filesystem::create_symlink("f", at("link"));

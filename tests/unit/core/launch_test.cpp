@@ -144,7 +144,7 @@ TEST(Launch, AnActorOfRayHasNoRankAndIsNoMpiProcess) {
   EXPECT_EQ(shown(launch_in(both({{"RAY_RAYLET_PID", "12"}}, kMpirun))), wanted);
 }
 
-TEST(Launch, VariablesThatSomebodySet) {
+TEST(Launch, VariablesThatAreSetByHand) {
   const Environ set = {{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "1"}};
   EXPECT_EQ(shown(launch_in(set)), "variables 2/3 local 1  ");
   // One task of srun for each host starts the others.

@@ -329,7 +329,7 @@ TEST_F(CAbiTest, AFailedResumeComesAfterACommitThatHolds) {
   EXPECT_EQ(metrics.commit_failures, 1U);
 }
 
-TEST_F(CAbiTest, SomebodyElsesWriteIsFoundAndNoVersionIsHeld) {
+TEST_F(CAbiTest, AForeignWriteIsFoundAndNoVersionIsHeld) {
   trainer_.open();
   follow();
   trainer_.step();

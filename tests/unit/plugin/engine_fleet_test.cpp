@@ -34,7 +34,7 @@ class ScriptedSession final : public EngineSession {
   std::function<Result<std::uint64_t>(std::uint64_t)> act_;
 };
 
-TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
+TEST(EngineFleetTest, AnEngineThatHangsOrFailsDoesNotDelayOthers) {
   ScriptedSession::closed = 0;
   std::atomic<bool> hang{true};
   std::atomic<int> tries{0};

@@ -230,7 +230,7 @@ TEST_F(EngineNotifierTest, TriesEnd) {
   EXPECT_EQ(server.requests().size(), 3U);
 }
 
-TEST_F(EngineNotifierTest, NobodyThere) {
+TEST_F(EngineNotifierTest, AnAddressWithoutAServerIsReported) {
   std::string url;
   {
     const HttpServer server(yes);

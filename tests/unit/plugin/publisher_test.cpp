@@ -210,7 +210,7 @@ TEST_P(PublisherRanks, SealWhoseAnswerIsLostIsFoundOut) {
   EXPECT_TRUE(rollout.holds(first));
 }
 
-TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
+TEST_P(PublisherRanks, TheNextVersionSettlesAnUnconfirmedSeal) {
   for (const bool really : {true, false}) {
     LoopbackHub hub({}, GetParam());
     const Weights base = testing::random_weights(1);
@@ -230,7 +230,7 @@ TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
   }
 }
 
-TEST_P(PublisherRanks, DoubtIsNotSettledByAnotherPublishersVersion) {
+TEST_P(PublisherRanks, AnotherPublishersVersionDoesNotSettleAnUnconfirmedSeal) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
   const Weights ours = testing::changed_weights(base, 1, 0.01, "none");
