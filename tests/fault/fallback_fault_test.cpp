@@ -512,7 +512,7 @@ TEST_P(FallbackTest, ATrainerThatCannotReadItsFallbackDoesNotStart) {
   follow(*rollout);
 }
 
-TEST_P(FallbackTest, AFallbackThatAnswersSlowlyIsSeldomAsked) {
+TEST_P(FallbackTest, ASlowFallbackIsSeldomRead) {
   start_trainer();
   look_delay_ = 300ms;
   auto rollout = start_rollout("rollout");

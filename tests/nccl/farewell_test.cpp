@@ -49,7 +49,7 @@ TEST_P(NcclFarewellTest, ReportsToALeaderThatHasClosedFailAtOnce) {
   EXPECT_EQ(later.code(), StatusCode::kIo) << later.to_string();
 }
 
-TEST_P(NcclFarewellTest, WhatWasAskedBeforeTheEndIsAnswered) {
+TEST_P(NcclFarewellTest, ARequestBeforeTheEndIsAnswered) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   faults_->hold_until_it_closes(nccl::MessageKind::kReport);
   auto reporting =
@@ -130,7 +130,7 @@ TEST_P(NcclFarewellTest, ARankOfAnotherStartIsDropped) {
 }
 
 // Also if the other side is about to send, and thereby finds the link lost.
-TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
+TEST_P(NcclFarewellTest, MessagesThatAHubSendsBeforeItEndsArrive) {
   auto hub = meet_.hub();
   ASSERT_OK(hub);
   auto connector = meet_.connector();

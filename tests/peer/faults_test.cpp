@@ -78,7 +78,7 @@ TEST(PeerFaultTest, AProcessWithoutTheTokenIsNotServed) {
   ASSERT_OK(served.read(known, step(1), {0, 10}));
 }
 
-TEST(PeerFaultTest, SilentConnectionsDoNotKeepReadersOut) {
+TEST(PeerFaultTest, SilentConnectionsDoNotExcludeReaders) {
   Served served;
   std::vector<hub::Socket> strangers;
   for (int i = 0; i < 200; ++i) strangers.push_back(served.connect());
@@ -137,7 +137,7 @@ TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndDelaysNothing) {
   ASSERT_OK(served.read(other, step(1), {0, 10}, 20'000));
 }
 
-TEST(PeerFaultTest, AServerThatSaysNothingIsGivenUp) {
+TEST(PeerFaultTest, AServerThatSendsNothingIsGivenUp) {
   Served served;
   std::string bound;
   const auto listener = hub::listen_on("127.0.0.1:0", &bound);

@@ -302,7 +302,7 @@ TEST_F(HostShmTest, WhatIsNotSealedOrAbortedLeavesNoSegments) {
   EXPECT_EQ(road->begin(step(2), soon()).code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(HostShmTest, TheOrderlyEndRemovesEverythingButTheLastWord) {
+TEST_F(HostShmTest, TheOrderlyEndRemovesEverythingButTheEndOfTheRun) {
   {
     const auto road = sender();
     ASSERT_OK(road->announce("run", soon()));

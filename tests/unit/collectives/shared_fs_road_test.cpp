@@ -330,7 +330,7 @@ TEST_F(SharedFsRoadTest, ADamagedReceiverFilePreventsPruning) {
   EXPECT_EQ(*leader->prune(2), std::vector{step(1)});
 }
 
-TEST_F(SharedFsRoadTest, ARestartedReceiverIsASignOfLifeThoughItSaysTheSame) {
+TEST_F(SharedFsRoadTest, ARestartedReceiverIsASignOfLifeEvenWithTheSameReport) {
   const auto leader = sender();
   ASSERT_OK(receiver()->report({"host", 1, "proof"}, soon()));
   const std::string first = content(road(".receivers/host.json"));

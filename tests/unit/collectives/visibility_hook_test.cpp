@@ -54,7 +54,7 @@ TEST(VisibilityHookTest, AFailureHasTheExitStatusAndTheLastLineOfOutput) {
   EXPECT_NE(run("kill -TERM $$").message().find("signal 15"), std::string::npos);
 }
 
-TEST(VisibilityHookTest, ManyWordsDoNotBlockIt) {
+TEST(VisibilityHookTest, LongOutputDoesNotBlockIt) {
   const Status status = run("yes 0123456789 | head -c 3000000 >&2; echo end >&2; exit 1");
   ASSERT_EQ(status.code(), StatusCode::kIo);
   EXPECT_TRUE(status.message().ends_with("end")) << status.to_string();

@@ -83,7 +83,7 @@ TEST_F(PosixFileSystemTest, OpenTakesExistingRegularFilesOnly) {
   EXPECT_EQ(fs_.open(at("fifo")).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndSaysWhere) {
+TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndNamesTheOffset) {
   make_file("f", "hello");
   auto file = fs_.open(at("f"));
   ASSERT_TRUE(file.ok());

@@ -175,7 +175,7 @@ TEST(Launch, WhatIsNoPlaceIsRefused) {
             "invalid_argument: RANK is '-1': expected a number");
 }
 
-TEST(Launch, AskedForByName) {
+TEST(Launch, SelectedByName) {
   const LaunchNames names{.rank = 1, .world = 2, .local_rank = 3, .address = "here"};
   EXPECT_EQ(shown(launch_in(kRay, names)), "ray 1/2 local 3 here ");
   EXPECT_EQ(shown(launch_in({}, {.rank = 1, .world = 2})), "none 1/2 local 0  ");

@@ -12,7 +12,7 @@
 namespace driftless {
 namespace {
 
-TEST(Status, DefaultIsOkAndSaysSo) {
+TEST(Status, DefaultIsOkAndPrintsIt) {
   const Status status;
   EXPECT_TRUE(status.ok());
   EXPECT_EQ(status.code(), StatusCode::kOk);

@@ -221,7 +221,7 @@ TEST_F(CheckpointIdentity, NoVersionIsLabelledOverAHeaderOrIndexThatOthersWrote)
   }
 }
 
-TEST_F(CheckpointIdentity, AHeaderThatStillSaysTheSameIsReadAgain) {
+TEST_F(CheckpointIdentity, AnEquivalentHeaderIsReadAgain) {
   auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   const std::string before = replace_in("model-00001-of-00002.safetensors", "\"pt\"", "\"tf\"");

@@ -159,7 +159,7 @@ TEST(EngineFleetTest, AnIdleEngineThatDoesNotAnswerIsNotReachableUntilItDoes) {
   EXPECT_FALSE(state().reload);
 }
 
-TEST(EngineFleetTest, ASingleLookWithoutAnAnswerSaysNothing) {
+TEST(EngineFleetTest, ASingleUnansweredCheckChangesNothing) {
   std::atomic<int> looks{0};
   EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 2ms);
   auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });

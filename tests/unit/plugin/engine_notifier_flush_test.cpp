@@ -248,7 +248,7 @@ TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
   ASSERT_TRUE(notify(delta_version(2)).ok());
 }
 
-TEST_F(FlushNotifierTest, AnEngineThatSaysAnotherVersionIsNotBelieved) {
+TEST_F(FlushNotifierTest, AnEngineThatReportsAnotherVersionIsAnError) {
   ASSERT_TRUE(notify(delta_version(1)).ok());
   engine_.label = "7";  // another driver updates it, too
   EXPECT_EQ(notify(delta_version(2)).code(), StatusCode::kWrongBase);

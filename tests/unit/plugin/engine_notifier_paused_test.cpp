@@ -187,7 +187,7 @@ TEST_F(PausedNotifierTest, ANameThatIsRefusedTearsNothing) {
 }
 
 // SGLang's reply while requests wait for their grammar, which they do until it is resumed.
-TEST_F(PausedNotifierTest, ALoadIsNotAskedToFlushTheCacheItself) {
+TEST_F(PausedNotifierTest, ALoadDoesNotRequestACacheFlush) {
   engine_.fault = [](const std::string& path, const Json& body,
                      const HttpCall&) -> std::optional<HttpAnswer> {
     const bool loads = path == "/update_weights_from_disk";
@@ -213,7 +213,7 @@ TEST_F(PausedNotifierTest, AnEngineMayAnswerAPauseInAnyWords) {
   EXPECT_FALSE(engine_.paused);
 }
 
-TEST_F(PausedNotifierTest, WhetherAnEngineKnowsThePauseIsNotReadFromItsWords) {
+TEST_F(PausedNotifierTest, SupportForPausesIsNotReadFromTheAnswersText) {
   engine_.fault = [](const std::string& path, const Json&,
                      const HttpCall&) -> std::optional<HttpAnswer> {
     if (path != "/pause_generation") return std::nullopt;

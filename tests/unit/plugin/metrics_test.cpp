@@ -99,7 +99,7 @@ TEST(Metrics, ARecordsTimeIsReadBack) {
   EXPECT_NEAR(static_cast<double>(now), static_cast<double>(std::time(nullptr)) * 1e3, 5e3);
 }
 
-TEST(Metrics, SpansGoWhereTheConfigurationSays) {
+TEST(Metrics, SpansGoToTheConfiguredFile) {
   const testing::TempDir dir;
   auto none = open_spans("", "trainer", 3);
   ASSERT_TRUE(none.ok() && *none == nullptr);

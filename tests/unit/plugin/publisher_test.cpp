@@ -76,7 +76,7 @@ TEST_P(PublisherRanks, NoChangeIsStillAVersion) {
   EXPECT_TRUE(rollout.holds(base));
 }
 
-TEST_P(PublisherRanks, DenseVersionIsSentInFullAndSaysSo) {
+TEST_P(PublisherRanks, DenseVersionIsSentInFullAndReported) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
@@ -130,7 +130,7 @@ TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
 }
 
 // Otherwise a version that fits at the start could fail in the middle.
-TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanTheRoadWasAskedFor) {
+TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanItReserved) {
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
   options.mode = UpdateMode::kFull;

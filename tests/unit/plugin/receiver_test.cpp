@@ -155,7 +155,7 @@ TEST_F(ReceiverTest, TakesANewerFullStepInPlaceOfAnAnchor) {
   EXPECT_FALSE(done->anchor);
 }
 
-TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
+TEST_F(ReceiverTest, MissingStepsWithoutAnAnchorAreReportedWithTheNextAction) {
   announce();
   ASSERT_TRUE(open().ok());
   publish(1, 12);

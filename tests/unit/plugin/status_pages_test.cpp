@@ -272,7 +272,7 @@ TEST(RecordFanout, ReportsTheFailuresOfEverySink) {
   EXPECT_TRUE(records.take_trouble().ok());
 }
 
-TEST(RunView, IsBoundedAndMayBeAskedMeanwhile) {
+TEST(RunView, IsBoundedAndMayBeReadMeanwhile) {
   RecordFanout records;
   auto owned = std::make_unique<RunView>("trainer", 0);
   const RunView& view = *owned;

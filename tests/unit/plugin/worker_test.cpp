@@ -255,7 +255,7 @@ TEST_F(WorkerTest, WhatIsStagedCanBeDropped) {
   EXPECT_EQ(stage()["staged_version"], 1);
 }
 
-TEST_F(WorkerTest, WaitsAndSaysForWhatOnce) {
+TEST_F(WorkerTest, WaitsAndReportsTheReasonOnce) {
   ASSERT_TRUE(open()["ok"]);
   Json reply = stage(10);
   EXPECT_TRUE(reply["ok"]);
@@ -394,7 +394,7 @@ TEST_F(WorkerTest, WhatTheEngineDoesNotTakeIsTakenBack) {
   EXPECT_EQ(reply["version"], kTornVersion);
 }
 
-TEST_F(WorkerTest, ARollbackThatFailsSaysSo) {
+TEST_F(WorkerTest, AFailedRollbackIsReported) {
   stage_first();
   ASSERT_TRUE(commit(1)["ok"]);
   script_.undos.push_back(fault("no way back"));
