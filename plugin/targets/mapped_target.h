@@ -18,10 +18,10 @@
 // first version of a chain when it is staged, the others, one after the other, when they are
 // committed. A full version is copied there, and the weights that it replaces are kept on the host.
 //
-// The digest of the state. If
-//   all weights lie here unconverted: it is computed from their bits.
-//   digest_of_held is set: it is computed from the bits of the tensors that are held.
-//   neither: it is the manifest's, and proves nothing about the bits here. It builds on
+// Where the digest of the state comes from, if
+//   all weights lie here unconverted: from their bits;
+//   digest_of_held is set: from the bits of the tensors that are held;
+//   neither: from the manifest. Then it proves nothing about the bits here. It builds on
 //     initial_digest; without that the state is partial.
 //
 // The shares. Each map that can be read back (it keeps the bits, or widens them) has a digest of

@@ -87,7 +87,8 @@ class VersionSource {
   // Opens a version directory. Compressed flush files are inflated into `spool_directory`, or into
   // memory if that is empty. Refuses
   //   a tensor that the layout does not have, or that has another dtype or shape;
-  //   a unit that two files or two ranks publish;
+  //   a tensor that two ranks, or two files of `hf_delta`, publish, except in blocks; blocks that
+  //     overlap;
   //   a tensor that is listed but missing, or present but not listed, or that lacks a required
   //     checksum;
   //   a full version that lacks units of a tensor.

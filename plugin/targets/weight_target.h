@@ -16,9 +16,8 @@ namespace driftless {
 class ArrivalMemory;  // weight_memory.h
 class StageAhead;     // stage_ahead.h
 
-// A fetched publication, compared with its hashes: each part with that in the manifest; of a frame
-// that was fetched in part, the table with that in the manifest, and each block with that in the
-// table.
+// A fetched publication whose hashes were compared: each part's with the manifest. If a frame was
+// fetched in part, its table's with the manifest, and each block's with the table.
 struct FetchedVersion {
   Manifest manifest;
   std::string source;             // for messages: "version 7"
@@ -47,8 +46,8 @@ struct TargetState {
   // false: the target holds no version (none was committed yet, an undo failed, or a sweep found
   // other values). It then accepts only a full version.
   bool valid = false;
-  // Some weights are not held here, or only converted. `digest` is that of `tensors`; if these are
-  // null, it proves nothing.
+  // true: some weights are not held here, or only converted. `digest` is that of `tensors`; if
+  // these are null, it proves nothing.
   bool partial = false;
   // For a partial state: the digest of the whole version in the manifest. Empty until a version is
   // committed.
