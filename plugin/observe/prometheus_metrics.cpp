@@ -85,7 +85,7 @@ constexpr std::array<const char*, kStages> kStageNames{"compare", "encode", "sen
                                                        "pause",   "apply",  "resume",  "commit"};
 
 // The metrics of one engine or receiver.
-struct Series {
+struct Follower {
   Gauge* version = nullptr;
   Gauge* lag = nullptr;
   Gauge* proven = nullptr;
@@ -101,11 +101,11 @@ struct Series {
 };
 
 // All engines, or all receivers, labelled by name.
-class SeriesByName {
+class Followers {
  public:
   // `pauses` may be null.
-  SeriesByName(prometheus::Registry& registry, const std::string& kind, const std::string& label,
-               Family<Histogram>* pauses)
+  Followers(prometheus::Registry& registry, const std::string& kind, const std::string& label,
+            Family<Histogram>* pauses)
       : label_(label),
         version_(gauges(registry, "driftless_" + kind + "_version", "The version that it holds")),
         lag_(gauges(registry, "driftless_" + kind + "_lag",
@@ -119,50 +119,50 @@ class SeriesByName {
 
   // The metrics of this name. Makes missing ones; if there are kMostSeries already, these
   // replace the oldest. Null if every series has a record of the update `turn`.
-  Series* at(std::string_view name, std::uint64_t turn) {
+  Follower* at(std::string_view name, std::uint64_t turn) {
     std::string cleaned;
     std::string_view label = name;
     if (!is_plain(name)) label = cleaned = label_value(name);
-    auto found = series_.find(label);
-    if (found == series_.end()) {
-      if (series_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) return nullptr;
-      found = series_.emplace(label, make(std::string(label))).first;
+    auto found = followers_.find(label);
+    if (found == followers_.end()) {
+      if (followers_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) return nullptr;
+      found = followers_.emplace(label, make(std::string(label))).first;
     }
     found->second.turn = turn;
     return &found->second;
   }
   void set_lags(std::uint64_t newest) const {
-    for (const auto& [name, series] : series_) series.set(newest);
+    for (const auto& [name, follower] : followers_) follower.set(newest);
   }
   // Removes those that have had no record since the update `turn`.
   void keep_since(std::uint64_t turn) {
-    for (auto each = series_.begin(); each != series_.end();) {
+    for (auto each = followers_.begin(); each != followers_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);
     }
   }
 
  private:
-  using Map = std::map<std::string, Series, std::less<>>;
+  using Map = std::map<std::string, Follower, std::less<>>;
 
-  Series make(const std::string& label) {
+  Follower make(const std::string& label) {
     const prometheus::Labels labels{{label_, label}};
-    Series made{&version_.Add(labels), &lag_.Add(labels), &proven_.Add(labels)};
+    Follower made{&version_.Add(labels), &lag_.Add(labels), &proven_.Add(labels)};
     if (pauses_ != nullptr) made.pause = &pauses_->Add(labels, pause_bounds());
     if (reachable_ != nullptr) made.reachable = &reachable_->Add(labels);
     return made;
   }
   Map::iterator remove(Map::iterator each) {
-    const Series& gone = each->second;
+    const Follower& gone = each->second;
     version_.Remove(gone.version);
     lag_.Remove(gone.lag);
     proven_.Remove(gone.proven);
     if (pauses_ != nullptr) pauses_->Remove(gone.pause);
     if (reachable_ != nullptr) reachable_->Remove(gone.reachable);
-    return series_.erase(each);
+    return followers_.erase(each);
   }
   bool drop_oldest(std::uint64_t turn) {
     const auto oldest =
-        std::ranges::min_element(series_, {}, [](const auto& each) { return each.second.turn; });
+        std::ranges::min_element(followers_, {}, [](const auto& each) { return each.second.turn; });
     if (oldest->second.turn == turn) return false;
     remove(oldest);
     return true;
@@ -172,7 +172,7 @@ class SeriesByName {
   Family<Gauge>&version_, &lag_, &proven_;
   Family<Histogram>* pauses_;
   Family<Gauge>* reachable_;
-  Map series_;
+  Map followers_;
 };
 
 class Metrics final : public PrometheusMetrics {
@@ -293,7 +293,7 @@ class Metrics final : public PrometheusMetrics {
     std::string cleaned;
     std::string_view name = record.engine;
     if (name.find_first_of("@?#") != std::string_view::npos) name = cleaned = public_text(name);
-    Series* const engine = engines_.at(name, ++turn_);
+    Follower* const engine = engines_.at(name, ++turn_);
     if (engine == nullptr) return;
     engine->held = record.version;
     engine->set(newest_);
@@ -309,7 +309,7 @@ class Metrics final : public PrometheusMetrics {
     std::size_t unlisted = 0;
     for (const RolloutRecord& record : rollouts) {
       if (record.left || record.idle) continue;
-      Series* const rollout = rollouts_.at(record.id, turn_);
+      Follower* const rollout = rollouts_.at(record.id, turn_);
       if (rollout == nullptr) {
         ++unlisted;
         continue;
@@ -357,13 +357,13 @@ class Metrics final : public PrometheusMetrics {
       histograms(registry_, "driftless_stage_seconds",
                  "Time that a stage of a version, or of an engine's update, took");
   std::array<Histogram*, kStages> stages_{};  // created when first observed
-  SeriesByName engines_{registry_, "engine", "engine",
-                        &histograms(registry_, "driftless_engine_pause_seconds",
-                                    "Time from the call that pauses an engine to its answer")};
+  Followers engines_{registry_, "engine", "engine",
+                     &histograms(registry_, "driftless_engine_pause_seconds",
+                                 "Time from the call that pauses an engine to its answer")};
   Gauge& unlisted_ = gauges(registry_, "driftless_unlisted_rollouts",
                             "Receivers past the first 1,024, which have no metrics")
                          .Add({});
-  SeriesByName rollouts_{registry_, "rollout", "id", nullptr};
+  Followers rollouts_{registry_, "rollout", "id", nullptr};
 };
 
 }  // namespace

@@ -512,7 +512,7 @@ TEST_P(FallbackTest, ATrainerThatCannotReadItsFallbackDoesNotStart) {
   follow(*rollout);
 }
 
-TEST_P(FallbackTest, ASlowFallbackIsSeldomRead) {
+TEST_P(FallbackTest, AFallbackThatAnswersSlowlyIsSeldomAsked) {
   start_trainer();
   look_delay_ = 300ms;
   auto rollout = start_rollout("rollout");
