@@ -65,12 +65,12 @@ class BucketBuilder {
   [[nodiscard]] bool accepts(const DeltaView& delta) const;
   // Appends a delta. If the last entry is of the same tensor or block, extends it (positions must
   // ascend). An empty delta adds nothing. With `block`, which must outlive the bucket's content,
-  // positions count inside the block. kInvalidArgument if the delta does not fit the layout, does
-  // not ascend, or is of a whole tensor that an entry before the last one has; kNoSpace without
-  // memory. After a failure the bucket is unchanged.
+  // positions count inside the block. After a failure the bucket is unchanged: kNoSpace without
+  // memory; kInvalidArgument if the delta does not fit the layout, does not ascend, or is of a
+  // whole tensor that has an entry already, before the last one.
   [[nodiscard]] Status add(const DeltaView& delta, const TensorBlock* block = nullptr);
-  // The number of positions before the delta's first one: since the last position of the entry that
-  // it would extend, or since the beginning.
+  // The first gap of this delta: the number of positions between the end of the entry that it would
+  // extend, or the beginning, and its own first position.
   [[nodiscard]] std::uint64_t gap_before(const DeltaView& delta,
                                          const TensorBlock* block = nullptr) const;
   // Valid until the next add() or clear().

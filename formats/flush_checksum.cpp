@@ -95,10 +95,10 @@ std::uint64_t xor_small(std::span<const std::byte> values, DType dtype) {
   return result;
 }
 
-// Widens a bf16 that is neither zero nor subnormal, infinite or NaN: the exponent's bias grows by
-// 0x380, which sets three bits to the opposite of the exponent's highest one and leaves the others.
-// `flipped` is 1 for one value. Every bit of the result is an XOR of bits of the argument, so the
-// XOR of several values can be widened at once: `flipped` is then the parity of their number.
+// Widens a bf16 that is neither zero nor subnormal, infinite or NaN. The exponent's bias grows by
+// 0x380: three bits become the opposite of the exponent's highest bit, the others stay. `flipped`
+// is 1 for one value. Every bit of the result is an XOR of bits of the argument, so the XOR of
+// several values can be widened at once; `flipped` is then 1 if their number is odd.
 std::uint64_t widen_normal_bf16(std::uint64_t bits, std::uint64_t flipped) {
   const std::uint64_t highest = bits >> 14 & 1;
   const std::uint64_t opposite = highest ^ flipped;

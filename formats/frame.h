@@ -277,9 +277,10 @@ class FrameCollector {
                                                    const Needed& needed,
                                                    KeptMemory* memory = nullptr);
   // The same for blocks that are fetched into memory of a GPU, which this process cannot read. The
-  // caller gives such memory (place()), fetches each range to its place there, hashes it there, and
-  // gives the hash (prove()) instead of calling take(). Does not check positions; whoever uses the
-  // frame does that on the device. kUnsupported for the encodings that decode_head() refuses.
+  // caller passes such memory to place(), fetches each range to its place there, computes its hash
+  // there, and passes the hash to prove() instead of calling take(). Does not check positions: the
+  // code that uses the frame on the device does. kUnsupported for the encodings that decode_head()
+  // refuses.
   [[nodiscard]] static Result<FrameCollector> open_on_device(std::span<const std::byte> head,
                                                              const WeightLayout& layout,
                                                              std::uint64_t max_body_bytes,

@@ -85,8 +85,8 @@ struct Manifest {
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
 
-  // Whether every tensor's digest after the version follows from the digests before it and from
-  // `tensors`.
+  // Whether the manifest gives the digest of every tensor after the version: the tensor is listed
+  // with it, or is unchanged.
   [[nodiscard]] bool has_tensor_digests() const {
     return tensors.empty() ? changed_tensors == 0 && encoding != Encoding::kFull
                            : tensors.front().digest.has_value();

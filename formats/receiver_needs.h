@@ -43,7 +43,8 @@ struct ReceiverNeeds {
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
 
-// The needs of a receiver that reports only its run: the abilities that every receiver has.
+// The assumed needs of a receiver that reports only its run: the encodings that every receiver
+// reads, and all weights.
 [[nodiscard]] ReceiverNeeds unknown_needs(const Hash128& run);
 
 // A directory as receivers report it: normalized, and only the last 512 bytes if it is longer.

@@ -75,8 +75,9 @@ class Encoder : public BasicEncoder<BackwardBytes> {
   const std::byte* end_;
 };
 
-// Bytes: shift_in(state, count) shifts the next `count` <= 3 bytes into a state of 32 bits, or
-// zeros after the end; good(): no zeros were needed; empty(): no bytes are left.
+// Bytes has shift_in(state, count), which shifts the next `count` <= 3 bytes into a state of 32
+// bits, or zeros after the end; good(), whether no such zeros were needed; and empty(), whether no
+// bytes are left.
 template <typename Bytes>
 class BasicDecoder {
  public:
@@ -156,8 +157,8 @@ class Decoder : public BasicDecoder<HostBytes> {
 
 // --- Gaps. The hazards of the units lie end to end on an axis. A gap reaches from the end of one
 // change's hazard to the beginning of the next one's; it is exponentially distributed, whatever the
-// units are. A turn of the axis is 6 half-lives long and has 32 segments, each of constant slope.
-// An escape, of 1/64 of the scale, stands for each turn that a gap skips.
+// units are. A turn of the axis is 6 half-lives long and has 32 segments, each of constant slope. A
+// gap that is longer than a turn has an escape, of 1/64 of the scale, for each turn that it skips.
 inline constexpr std::uint32_t kTurn = 65536;
 inline constexpr unsigned kSegmentBits = 11;
 inline constexpr std::size_t kSegments = kTurn >> kSegmentBits;

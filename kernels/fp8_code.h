@@ -17,10 +17,10 @@ struct CodeRule {
   std::uint32_t most_added;
 };
 
-// The E4M3 code nearest to `value`. For an exponent e of at least -6, E4M3 has steps of 2^(e-3),
-// and so have floats near 2^(e+20): adding such a float rounds. A code is a number of steps, plus 8
-// for each exponent above -6. So adding 8 to a code doubles its value. A code below 8 consists of
-// steps alone: adding the code to itself doubles its value.
+// The E4M3 code nearest to `value`. Rounding: for an exponent e of at least -6, E4M3 has steps of
+// 2^(e-3), and so have floats near 2^(e+20), so adding such a float rounds. Doubling: a code is the
+// number of steps, plus 8 for each exponent above -6, so adding 8 doubles its value. A code below 8
+// is only a number of steps, so adding the code to itself doubles its value.
 static constexpr unsigned char e4m3_of(float value, std::uint32_t most_added) {
   constexpr std::uint32_t kMagnitude = 0x7fffffffU, kExponent = 0x7f800000U;
   constexpr std::uint32_t kMost = 0x43e00000U;         // 448

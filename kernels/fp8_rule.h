@@ -35,7 +35,7 @@ struct Fp8Rule {
   const auto scale = std::bit_cast<float>((bits + kFraction) & ~kFraction);
   const float factor = 1 / scale;
   const float most = std::bit_cast<float>(std::uint32_t{largest} << 16) * factor;
-  // Up to 232, half-way to the next code, rounds to 224.
+  // A value up to 232, which is half-way to the next code, rounds to 224.
   const bool halves = scale > kLeastUe8m0 && most <= 232;  // false for infinities
   return {{factor, false, halves ? 8U : 0U}, halves ? scale / 2 : scale};
 }

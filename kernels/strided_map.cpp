@@ -29,7 +29,7 @@ bool distinct(std::vector<Dim> dims, std::uint64_t Dim::* stride) {
   return true;
 }
 
-// Joins a dimension with the one inside it if one of its steps is that dimension's whole extent.
+// Joins two dimensions if a step of the outer one is as long as the whole inner one.
 std::vector<Dim> joined(const std::vector<Dim>& dims) {
   std::vector<Dim> out;
   for (const Dim& dim : dims) {

@@ -4,9 +4,8 @@
 // two strided views does. Examples: rows or columns of a tensor, its transpose, an expert in a
 // stack.
 //
-// make() orders and joins the dimensions once, so that a lookup needs no division for a whole
-// tensor or some of its rows, and one for some of its columns. A plain value; device code reads it
-// as it is.
+// make() orders and joins the dimensions once. A lookup then needs no division in a whole tensor or
+// in rows of one, and one division in columns. A plain value; device code reads it as it is.
 #pragma once
 
 #include <cstdint>

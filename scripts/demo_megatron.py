@@ -54,7 +54,7 @@ def environment(work):
     return found
 
 
-def run(work, steps, pp, *followers):
+def run(work, steps, pp, *rollouts):
     """Trains with TP 2 x PP `pp`, followed by (count, command ...). Returns the job, the
     milliseconds of each step including updates, and the log line of each version."""
     for name in ("shards", "acks", "rollouts"):
@@ -83,7 +83,7 @@ def run(work, steps, pp, *followers):
     (work / "job.json").write_text(json.dumps(job))
     (work / "rollout.json").write_text(json.dumps({"work": str(work), "flags": flags}))
     line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
-    for count, *command in [(2 * pp, TESTS / "train.py", work / "job.json"), *followers]:
+    for count, *command in [(2 * pp, TESTS / "train.py", work / "job.json"), *rollouts]:
         line += [":", "-n", str(count), sys.executable, *command]
     line.remove(":")
     result = subprocess.run(
@@ -199,8 +199,8 @@ def engine(work, steps):
         print(f"The engine of transformers is left out: {why}")
         return True
     print(f"An engine of transformers generates and follows, TP 2, {steps} steps ...", flush=True)
-    follower = (1, ROOT / "scripts/demo_engine.py", work / "rollout.json", base)
-    job, _, versions = run(work, steps, 1, follower)
+    rollout = (1, ROOT / "scripts/demo_engine.py", work / "rollout.json", base)
+    job, _, versions = run(work, steps, 1, rollout)
     return judge_engine(work, versions, exported(work, job, versions))
 
 

@@ -87,10 +87,13 @@ using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& de
 // and content, with a key of that connection. Nothing is encrypted. `bound` receives the address
 // with the chosen port if options.address has port 0.
 //
-// Limits: 64 to 512 connections that have not yet proved the token (an eighth of the process's
-// limit for descriptors); for a new one the hub drops the oldest, if it is older than 250 ms. 4,096
-// connections that have proved it. 1 GiB of messages that peers have not read, and 1 GiB of
-// incomplete incoming messages; beyond that the hub drops the peer with the most bytes.
+// Limits of the hub:
+//   connections that have not yet proved the token: an eighth of the process's limit for
+//     descriptors, but 64 to 512. If there are more, a new one replaces the oldest, once that is
+//     250 ms old.
+//   connections that have proved it: 4,096.
+//   messages that peers have not read: 1 GiB; incomplete incoming messages: 1 GiB. Beyond that the
+//     hub drops the peer with the most bytes.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_tcp_hub(const HubOptions& options,
                                                         std::string* bound = nullptr);
 [[nodiscard]] Result<Connector> make_tcp_connector(const HubOptions& options);

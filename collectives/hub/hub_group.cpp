@@ -42,7 +42,7 @@ struct GroupHello {
 struct GroupWelcome {
   enum class Kind : std::uint8_t {
     kJoined,
-    kNotNow,  // a process of another start may leave and make room
+    kNotNow,  // try again: the process that has this rank may leave
     kNever,   // the session that it had joined has ended
   };
   Kind kind = Kind::kJoined;

@@ -35,8 +35,9 @@ class Control {
   [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;
-  // Offers what this rank will send: attempt, generation, parts and, unless the communicator of
-  // this generation exists, Fabric::new_meeting(). Ok: every receiver of the group was asked.
+  // Offers the parts that this rank will send in an attempt to a generation. The message has
+  // Fabric::new_meeting() unless the communicator of this generation exists. Ok: the offer was sent
+  // to every receiver of the group.
   [[nodiscard]] virtual Status offer(Message offer, const Deadline& deadline) = 0;
   // Not ok if the attempt can no longer be committed. Does not wait.
   [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;

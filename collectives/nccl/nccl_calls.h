@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's functions, from libnccl.so.2, which is loaded when a process first needs it; nothing links
-// to it. The loader finds it like a dependency of the library that contains this code: in a wheel,
-// also in the folder of PyPI's package nvidia-nccl-cu13, which lies beside that of Driftless.
+// NCCL's functions, from libnccl.so.2. A process loads it when it first needs it; nothing links to
+// it. The loader searches where it searches dependencies of the library that contains this code.
+// For a wheel these places include the folder of PyPI's package nvidia-nccl-cu13, beside that of
+// Driftless.
 #pragma once
 
 #include <nccl.h>

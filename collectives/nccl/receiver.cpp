@@ -158,10 +158,10 @@ class Receiver final : public ReceiveRoad {
     return held_.part(id, part);
   }
 
-  // The leader's answer; repeats the request if the link is lost meanwhile. Empty, at once, if the
-  // leader has sent its goodbye and there is no other leader: no process will answer.
-  // kDeadlineExceeded if it neither answers nor has sent a goodbye: it is slow, unreachable or
-  // dead.
+  // The leader's answer; repeats the request if the link is lost meanwhile. Returns nothing at once
+  // if the leader has sent its goodbye and no other leader has appeared: no process will answer.
+  // kDeadlineExceeded if there was neither an answer nor a goodbye: the leader is slow, unreachable
+  // or dead.
   [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
                                           const Deadline& deadline) {
     std::unique_lock lock(mutex_);
@@ -182,8 +182,8 @@ class Receiver final : public ReceiveRoad {
       lock.unlock();
       const Status sent = link->send(to_bytes(message), deadline);
       lock.lock();
-      // If the request could not be sent, the thread also finds the link lost, and reads its last
-      // messages.
+      // A request that cannot be sent needs no error here: the thread notices that the link is
+      // lost, reads its last messages, and the request is repeated.
       const auto over = [&] { return replies_[request].has_value() || link_ != link || closed_; };
       static_cast<void>(wait_visibly(waiting, changed_, lock, deadline, over, whom));
       const std::optional<Message> reply = std::move(replies_[request]);

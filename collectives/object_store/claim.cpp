@@ -134,8 +134,8 @@ Result<bool> Claim::reserve(const PublicationId& id, const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(const VersionObject version,
                                parse_version_text(std::move(now->text), what));
     if (version.reserved_by.empty()) return false;
-    // Replaces the reservation of a session that this one has fenced: to seal, that session would
-    // need the tag that is replaced here.
+    // Replaces the reservation of a session that this one has fenced. That session then cannot
+    // seal, because it would need the tag that is replaced here.
     const Status replaced = store_->replace(key, bytes_of(text), now->tag, deadline);
     const StatusCode code = replaced.code();
     if (!replaced.ok() && code != StatusCode::kAlreadyExists && code != StatusCode::kNotFound) {

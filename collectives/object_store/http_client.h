@@ -24,8 +24,8 @@ struct HttpRequest {
   std::string url;             // encoded
   NameValues headers;
   std::span<const std::byte> body;  // for PUT and POST
-  // The destination of a body of status 2xx: this memory, whose size it must not exceed; or, if
-  // empty, HttpReply::text, up to max_text bytes. Bodies of other statuses go to the text.
+  // A body of status 2xx goes to this memory, whose size it must not exceed; if that is empty, to
+  // HttpReply::text, up to max_text bytes. Bodies of other statuses always go to the text.
   std::span<std::byte> into;
   std::uint64_t skip = 0;  // bytes of a body of status 200 before the wanted ones
   std::size_t max_text = std::size_t{1} << 20;

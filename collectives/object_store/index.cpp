@@ -83,8 +83,8 @@ Result<Links> make_links(ObjectStore& store, PartKeys& parts,
   return links;
 }
 
-// `known` and the versions in the store: from a listing and, because that may be out of date, by
-// the names after the newest one.
+// `known`, and the versions in the store. A listing of these may be out of date, so the names after
+// the newest one are read, too.
 Result<std::set<PublicationId>> versions_there(ObjectStore& store,
                                                const std::set<PublicationId>& known,
                                                const Deadline& deadline) {

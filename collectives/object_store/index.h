@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // index.json lists the held publications, for readers that cannot list the store. The publisher
 // rewrites it with every version. It may contain presigned links to every object that a reader
-// needs, for readers without credentials. Existing links stay until they expire: a process that
-// rewrites the file also signs new objects, for the remaining time.
+// needs, for readers without credentials. Links stay until they expire. A process that rewrites the
+// file before that adds links to new objects, which expire at the same time.
 //
 //   {"format":1, "session":"<publisher>", "versions":["0000000000000000007.version", ...],
 //    "links":{"base":"https://host/bucket/prefix/", "query":"X-Amz-...&X-Amz-Signature=",
@@ -58,8 +58,9 @@ class PartKeys {
 // Writes the index of one publisher. One thread.
 class IndexWriter {
  public:
-  // `presign`: the validity of the links that it puts into every index; 0: it makes links only if
-  // those of an earlier index are valid, until they expire. `store` and `claim` must outlive it.
+  // `presign`: the validity of the links in every index that it writes. 0: it makes no links of its
+  // own, and only continues those of an earlier index until they expire. `store` and `claim` must
+  // outlive it.
   IndexWriter(ObjectStore& store, Claim& claim, ReadParts read, std::chrono::seconds presign)
       : store_(store), claim_(claim), parts_(store, std::move(read)), presign_(presign) {}
 

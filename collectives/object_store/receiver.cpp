@@ -11,7 +11,8 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// So many looks for the next version by its name lie between two listings.
+// The receiver looks for the next version by its name, and lists the store only after so many
+// looks.
 constexpr unsigned kLooksPerList = 16;
 
 // The time for one look, even if less is left to wait.
@@ -99,7 +100,7 @@ Result<std::vector<PublicationId>> Receiver::read_list(const Deadline& deadline)
 
 Result<std::vector<PublicationId>> Receiver::list(const Deadline& wait) {
   const Deadline deadline = at_least(wait, kLookWait);
-  // The version that wait_beyond() has just found follows the listed ones: no further request is
+  // If wait_beyond() has just found the version that follows the listed ones, no further request is
   // needed.
   const bool next = std::exchange(found_next_, false) && found_ && found_->first.version > 1;
   if (next && has_version_past(listed_, found_->first.version - 2)) {

@@ -149,8 +149,9 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   return attempts_.clear(deadline);
 }
 
-// A fenced publisher may have passed its last check of publisher.json and be about to seal the next
-// version, or an anchor of the newest one: it finds both names taken.
+// Takes the names of the next version and of an anchor of the newest one. A fenced publisher may
+// have passed its last check of publisher.json and be about to seal either: it then finds the name
+// taken.
 Status Sender::reserve_names(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];

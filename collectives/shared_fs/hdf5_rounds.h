@@ -2,17 +2,20 @@
 // The rounds in which the publisher ranks write version.h5 together. Internal to the hdf5_*.cpp
 // files.
 //
-// A round: every rank sends "a part", "no more" or "failed" (announcement); then every rank sends
-// "go", or "failed" if it has failed since (confirmation). After "go" from all, the leader creates
-// the datasets and sends each rank the place of its bytes in the file (places), and each rank
-// writes them there: no call within HDF5 or MPI-IO is collective. After "no more" from all, every
-// rank syncs its bytes, then the leader closes the file; after each of these steps all ranks
-// exchange whether it succeeded. After any "failed" the leader removes the file, and the attempt is
-// over; no rank writes any more by then.
+// A round has two exchanges. First every rank sends "a part", "no more" or "failed" (announcement);
+// then every rank sends "go", or "failed" if it has failed since (confirmation). What follows
+// depends on them:
+//   "a part" of some, "go" from all: the leader creates the datasets and sends each rank the place
+//     of its bytes in the file (places), and each rank writes them there. No call within HDF5 or
+//     MPI-IO is collective.
+//   "no more" from all: every rank syncs its bytes, then the leader closes the file; after each of
+//     these steps all ranks exchange whether it succeeded.
+//   "failed" of any: the leader removes the file, and the attempt is over; no rank writes any more
+//     by then.
 //
-// Announcements name the attempt. They differ if a rank is behind: it missed a publication, or it
-// has left an attempt for which it had already sent an announcement. Each rank whose attempt is not
-// the leader's drops that attempt, and all ranks announce again.
+// An announcement names the rank's attempt. Attempts differ if a rank is behind: it missed a
+// publication, or it announced an attempt and has left it since. Each rank whose attempt is not the
+// leader's drops it, and all ranks announce again.
 #pragma once
 
 #include <array>
@@ -164,8 +167,8 @@ class Hdf5VersionFile {
 
 // --- hdf5_rounds.cpp
 
-// The file that the leader's begin() leaves in place of version.h5 until that is created: the
-// attempt's id.
+// Until version.h5 is created, the leader's begin() leaves a file in its place, with the attempt's
+// id.
 [[nodiscard]] Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id);
 // kIncomplete if it is not there (yet).
 [[nodiscard]] Result<Hash128> read_hdf5_attempt_id(const std::string& directory);

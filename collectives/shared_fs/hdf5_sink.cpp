@@ -53,7 +53,8 @@ class Hdf5Sink final : public PartSink {
     auto attempt = std::make_shared<Hdf5Attempt>(
         monitor_, directory, id, rounds_.rank(),
         Hdf5Attempt::Limits{options_.max_part_bytes, queued}, deadline);
-    // Before the id is written: from here on, the previous attempt writes nothing there.
+    // Comes before the id is written: the previous attempt must not write in the directory any
+    // more.
     DRIFTLESS_RETURN_IF_ERROR(rounds_.set_next(attempt, deadline));
     current_ = std::move(attempt);
     if (!leads) return {};

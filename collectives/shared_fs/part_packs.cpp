@@ -134,7 +134,7 @@ class PartPacksSink final : public PartSink {
     return receipts;
   }
 
-  // An open file belongs to no publication any more, and must not write when it is closed.
+  // Files of parts that are still open must not write when they are closed later.
   Status abort() override {
     if (pack_ != nullptr) pack_->drop();
     parts_.clear();

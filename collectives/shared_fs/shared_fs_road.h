@@ -66,8 +66,9 @@ struct SharedFsOptions {
 // outlive the road.
 //
 // begin() on the leader removes the remains of earlier attempts and creates the hidden directory;
-// on other ranks it waits until it sees the publication's only hidden directory. So they must call
-// it after the leader's call has returned (SendRoad requires that), or they would use a leftover.
+// on other ranks it waits until it sees one hidden directory of the publication. It could be a
+// leftover, so these ranks must call begin() after the leader's call has returned, as SendRoad
+// requires.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(
     FileSystem& fs, const SharedFsOptions& options, unsigned rank, unsigned ranks,
     std::unique_ptr<PartSink> sink = nullptr);

@@ -23,10 +23,10 @@ struct VisibilityHook {
 [[nodiscard]] Status run_after_publish(const SharedFsOptions& options,
                                        const std::string& version_dir, const Deadline& deadline);
 
-// A hook that runs before every look, except directly after its last run. It always has the whole
-// `timeout`: a wait that is shorter than the hook would otherwise never find anything. If it
-// stalls, the result is kIo, because an exceeded deadline would mean that there is nothing new. One
-// thread.
+// A hook that runs before every look, except directly after its last run. One thread. Each run has
+// the whole `timeout`, even in a shorter wait, which would otherwise end before the hook and find
+// nothing. If the hook stalls, the result is kIo: kDeadlineExceeded would mean that there is
+// nothing new.
 class RepeatedHook {
  public:
   RepeatedHook(VisibilityHook hook, std::chrono::milliseconds timeout,

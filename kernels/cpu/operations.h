@@ -21,9 +21,9 @@ struct WideSum {
 };
 inline constexpr unsigned kDigestKeyStreams = 4;
 
-// The keys of one 16-bit half of a word of a block, both lanes: place_key * 2^(16 * half) mod p,
-// split into limbs: the low 31 bits and the 30 above them. A change of a unit has 17 bits with its
-// sign. So the products of a limb with all changes of a block (at most 2^12) fit a 64-bit sum.
+// The keys of one 16-bit half of a word of a block, for both lanes: place_key * 2^(16 * half) mod
+// p. A key is split into two limbs, its low 31 bits and the 30 above them, so that sums fit 64
+// bits: a change of a unit has 17 bits with its sign, and a block has at most 2^12 changes.
 struct alignas(16) HalfKeys {
   std::int32_t limbs[4];  // low, high of lane 0; low, high of lane 1
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pass over both sides, then a short one over the changes.
 //
-// A warp processes a tile of 32 KiB of a tensor: it compares it with 16-byte loads, collects the
-// offsets of the differing units in shared memory, reserves slots for them from a cursor, and
-// writes offsets and new values there together: small separate writes would be evicted from the L2
-// in pieces, because the tensors stream through it. It reads the values batch by batch, while the
+// A warp processes a tile of 32 KiB of a tensor. It compares the tile with 16-byte loads, collects
+// the offsets of the differing units in shared memory, and reserves slots for them from a cursor.
+// Then it writes offsets and new values to the slots together: the tensors stream through the L2,
+// which would evict small separate writes in pieces. It reads the values batch by batch, while the
 // L2 still has them. Tiles reserve slots in any order, so none waits for a neighbour. A scan over
 // the tiles' counts then gives the destination of each tile's results, and a second kernel moves
 // them there and turns offsets into positions or gaps. A gap within a tile always fits into 16

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's part of device_xxh3_128(): the constants of XXH3, and the end of a hash whose first
-// blocks the device summed. The xxhash library itself computes the end, from a state set to where
-// the device stopped.
+// The host's part of device_xxh3_128(): the constants of XXH3, and the end of a hash. The device
+// sums the first blocks; the xxhash library itself computes the rest, from the state that the
+// device has reached.
 #pragma once
 
 #include <array>

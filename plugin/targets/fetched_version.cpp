@@ -7,7 +7,7 @@ namespace {
 bool is_full(const FetchedVersion& version) { return version.manifest.encoding == Encoding::kFull; }
 
 // Whether the weights belong to another run than the version.
-bool is_foreign(const TargetState& state, const FetchedVersion& version) {
+bool of_other_run(const TargetState& state, const FetchedVersion& version) {
   return !state.id.run.is_zero() && state.id.run != version.manifest.id.run;
 }
 
@@ -15,7 +15,7 @@ Status check_identity(const TargetState& state, const WeightLayout& layout,
                       const FetchedVersion& version, const Hash128& admitted) {
   const Manifest& manifest = version.manifest;
   const bool taken_over = is_full(version) && manifest.id.run == admitted;
-  if (is_foreign(state, version) && !taken_over) {
+  if (of_other_run(state, version) && !taken_over) {
     return error(StatusCode::kWrongRun, version.source, ": belongs to run ",
                  to_hex(manifest.id.run), ", but the weights are version ", state.id.version,
                  " of run ", to_hex(state.id.run), "; start from that run's base");
@@ -32,7 +32,7 @@ Status check_first(const TargetState& state, const FetchedVersion& version) {
   const Manifest& manifest = version.manifest;
   if (is_full(version)) {
     const bool newer = manifest.id.version > state.id.version;
-    if (!state.valid || newer || is_foreign(state, version)) return {};
+    if (!state.valid || newer || of_other_run(state, version)) return {};
     return error(StatusCode::kWrongBase, version.source, ": the weights are at version ",
                  state.id.version, " already");
   }
@@ -55,7 +55,7 @@ Status check_first(const TargetState& state, const FetchedVersion& version) {
   return {};
 }
 
-// hf_delta: the index must agree with the manifest, whose values are used.
+// The index of `hf_delta` must agree with the manifest, whose values are used.
 Status read_index(const MappedFile& part, VersionDirectory& version) {
   const std::string what = join_path(version.path, kIndexName);
   const std::string_view text(reinterpret_cast<const char*>(part.bytes().data()),

@@ -7,12 +7,12 @@
 namespace driftless {
 namespace {
 
-// The target's bits of units [first, first + count), one after the other; zero for units that the
-// map does not have.
+// The bits that the map's parameter holds for units [first, first + count), one after the other;
+// zero for units that the map does not have.
 Result<std::vector<std::byte>> gather(const MappedWeights& weights, const WeightMap& map,
                                       std::uint64_t first, std::uint64_t count) {
   std::vector<std::byte> bits(count * map.unit_bytes);
-  const std::vector<std::byte> none(kMaxPieceUnits * sizeof(std::uint64_t));  // never written
+  const std::vector<std::byte> none(kMaxPieceUnits * sizeof(std::uint64_t));  // values are not used
   std::vector<DeltaPiece> pieces;
   for (std::uint64_t at = 0; at < count; at += kMaxPieceUnits) {
     const auto units =
@@ -30,7 +30,7 @@ Result<std::vector<std::byte>> gather(const MappedWeights& weights, const Weight
   return bits;
 }
 
-// Appends `count` units, converted back, and lists those that no value converts to.
+// Appends `count` units to the copy, converted back. Lists those whose bits no value converts to.
 template <typename Cast>
 void append(const std::byte* bits, std::uint64_t first, std::uint64_t count, HeldCopy& copy) {
   for (std::uint64_t k = 0; k < count; ++k) {
@@ -65,7 +65,8 @@ Result<HeldCopy> read_copy(const MappedWeights& weights, const WeightMap& map, s
   return copy;
 }
 
-// The digest of a block in the share, and whether other places agree with it.
+// One block of a tensor: add() takes and sums the values of the share, agrees() compares other
+// places with them.
 class Block {
  public:
   Block(std::uint64_t first, std::uint64_t units, unsigned width)

@@ -7,8 +7,8 @@
 
 namespace driftless {
 
-// One digest for each block of `block_units` units of the tensor, and the blocks that differ
-// between places of this target or have foreign bits. Reads what can be read back, once.
+// Reads each place of the tensor once, if it can be read back. Returns one digest for each block of
+// `block_units` units, and the blocks that differ between places or have foreign bits.
 [[nodiscard]] Result<BlockSums> sum_blocks(const MappedWeights& weights, std::uint32_t tensor,
                                            std::uint64_t block_units);
 // The values of units [first, first + count), at each place that can be read back.

@@ -16,16 +16,16 @@
 namespace driftless {
 namespace {
 
-// With fewer changed units, starting threads takes longer than the work.
+// A thread for fewer changed units takes longer to start than it saves.
 constexpr std::uint64_t kUnitsPerThread = 32768;
-// Units are compared and then written in batches that fit the TLB even if each unit lies on a small
-// page of its own: otherwise the writes would miss the same pages again.
+// Units are compared, then written, in batches. A batch fits the TLB even if each unit lies on a
+// small page of its own; in a larger one the writes would miss the TLB again.
 constexpr std::uint32_t kBatchUnits = 256;
 constexpr std::uint64_t kDigestBytes = std::uint64_t{4} << 20;  // per task
 constexpr std::size_t kNoPart = ~std::size_t{0};
 
-// Whether all of the part's changes lie at their offsets from the address of its origin, so that no
-// map is needed.
+// Whether the units of the part lie in memory as in the tensor, counted from the piece's origin:
+// then offsets need no map.
 bool at_offsets(const ChangePart& part) {
   return part.map->plain() && part.piece->origin >= part.map->map.source_offset;
 }
@@ -95,7 +95,7 @@ class HostChanges final : public PlacedChanges {
     return std::optional(PartFault{differs, lost});
   }
 
-  // On this thread only, because it must not fail.
+  // Uses this thread only, because starting others could fail.
   Status take_back() override {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       scatter_part(parts_[i], 0, written_[i], parts_[i].old_values, ValueCast::kNone);
@@ -109,7 +109,7 @@ class HostChanges final : public PlacedChanges {
     std::array<std::byte, std::size_t{kBatchUnits} * 8> there, expected;
   };
 
-  // Whether changes [at, at + count) are `expected` in the weights. Units that the map does not
+  // Whether the weights hold `expected` at changes [at, at + count). Units that the map does not
   // have count as equal.
   static bool holds(const ChangePart& part, std::uint32_t at, std::uint32_t count,
                     const std::byte* expected, Scratch& scratch) {

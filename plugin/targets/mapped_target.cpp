@@ -146,11 +146,10 @@ class MappedTarget::Held {
         threads_(weights->threads),
         options_(std::move(options)),
         weights_(std::move(weights)) {
-    // If the weights are already a later version, it is not known which tensors differ from the
-    // base.
+    // A later version may differ from the base in any tensor.
     if (options_.initial && options_.initial->version > 0) note_all_taken();
   }
-  // For memory of its own, allocated once the layout is known.
+  // Without weights: allocate() makes them once the layout is known.
   Held(std::shared_ptr<WeightMemory> memory, unsigned threads)
       : memory_(std::move(memory)), threads_(threads) {}
 
@@ -167,7 +166,8 @@ class MappedTarget::Held {
   void note_all_taken() {
     for (const TensorSpec& tensor : weights_->layout.tensors()) taken_.insert(tensor.name);
   }
-  // Ok if a full version of these tensors replaces everything that was taken from a run.
+  // Ok if `next` has every tensor that a version of the old run may have changed: a full version of
+  // the new run then replaces them all.
   [[nodiscard]] Status check_covers(const MappedWeights& weights, const WeightLayout& next) const {
     std::string names;
     std::size_t count = 0;
@@ -181,7 +181,8 @@ class MappedTarget::Held {
                  count > kNamesShown ? concat(" and ", count - kNamesShown, " more") : "",
                  "; restart the engine");
   }
-  // Selects other tensors among those that lie here. Together they are no version of a run.
+  // Follows the tensors of `next` from now on, which all lie here. The target then holds no
+  // version.
   Status change_layout(const MappedWeights& weights, const WeightLayout& next) {
     const MappedWeights& all = whole_ ? *whole_ : weights;
     DRIFTLESS_RETURN_IF_ERROR(all.layout.check_has(next, "the weights in memory", "the run"));
@@ -239,7 +240,8 @@ class MappedTarget::Held {
     return weights->sums->shares;
   }
 
-  // A base may hold more tensors than the run publishes: the others are left alone.
+  // Follows the tensors of `kept` from now on. A base may hold more tensors than the run publishes:
+  // the others are left alone.
   Status keep_only(const WeightLayout& kept) {
     const auto weights = this->weights();
     const WeightLayout& layout = weights->layout;
@@ -304,7 +306,8 @@ class MappedTarget::Held {
     return tensors;
   }
 
-  // Not for a full version: it is compared with all weights, or replaces them.
+  // Whether staging these versions begins with a sweep (ProofRule). A full version needs none: it
+  // is compared with all weights, or replaces them.
   [[nodiscard]] bool sweep_is_due(const MappedWeights& weights, const Manifest& first,
                                   const Manifest& last) const {
     if (!weights.state.valid || first.encoding == Encoding::kFull) return false;
@@ -313,7 +316,8 @@ class MappedTarget::Held {
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
   }
 
-  // If an engine moved its tensors while they were read, a mismatch is no error of the weights.
+  // Sweeps. If the engine moved its tensors meanwhile, fails with the writer's error instead of the
+  // mismatch: the weights may be right.
   [[nodiscard]] Status sweep_unmoved(MappedWeights& weights) {
     Status swept = sweep(&weights).status();
     if (swept.code() != StatusCode::kMismatch || !weights.writer) return swept;
@@ -336,7 +340,8 @@ class MappedTarget::Held {
     }
     return {weights->map_of(number).at(0), weights->layout[tensor].size_bytes};
   }
-  // Whether the memory decodes the version through maps. The writer's part is decoded on the host.
+  // Whether the memory itself can decode the chain through maps of any kind: one positional
+  // version. A writer also needs the version on the host.
   static bool decodes_mapped(const MappedWeights& weights,
                              const std::vector<FetchedVersion>& chain) {
     if (chain.size() != 1 || !info(chain.front().manifest.encoding).positional) return false;
@@ -345,9 +350,9 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. For contiguous tensors, the later versions
-  // of a chain are measured only while they are written, so nothing but the expected digest shows
-  // whether other code wrote into the weights: a chain needs weights whose digest is known.
+  // Whether the memory decodes the versions itself. In contiguous tensors it measures the later
+  // versions of a chain only while it writes them. Nothing but the expected digest then shows that
+  // other code wrote into the weights, so a chain needs weights whose digest is known.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;
@@ -365,8 +370,8 @@ class MappedTarget::Held {
   MappedOptions options_;  // of the current weights
   ProofRule proof_;
   std::vector<LeftTensor> left_alone_;
-  std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; else null
-  std::set<std::string> taken_;             // tensors that a version brought, or may have brought
+  std::shared_ptr<MappedWeights> whole_;    // with the tensors that are now left alone, or null
+  std::set<std::string> taken_;             // tensors that a version changed, or may have changed
   Hash128 admitted_;                        // the run that may take over the weights; zero: none
   std::set<Hash128> left_;                  // runs whose weights another run took over
   std::uint64_t swept_ = 0;                 // the version at the last sweep

@@ -3,30 +3,33 @@
 // contiguous, or sliced, fused, transposed, stacked or converted as an engine keeps them. Tensors
 // that only an engine's own loader can write have a writer instead of maps.
 //
-// stage() decodes and folds the versions, and reads the old values through the maps. Time and
-// memory are O(changed). A GPU decodes the buckets of a single version itself, and measures there
-// what every change adds to the digest. For `xor` and `overwrite` the tensors that change are read
-// once. commit() calls the loader first, since it can fail; then it compares every unit that it is
-// about to change with the old value, and writes. If anybody else wrote into the weights meanwhile,
-// it takes everything back. If a full version differs in at most one unit in eight, only these
-// units are written; otherwise, and if no version is held, all of it is. A commit can be taken
-// back, unless it wrote a full version while no version was held.
+// Staging. stage() decodes and folds the versions, and reads the old values through the maps. For
+// `indices`, `deltas` and `deltas_zstd` its time and memory are O(changed), beside the sweep
+// (ProofRule). For the other encodings it also reads the tensors that change. A GPU decodes the
+// buckets of a single version itself, and measures there what every change adds to the digest.
 //
-// A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest. Of
-// several versions the first is proven when staged, the others when committed, one after the other.
-// A full version is copied there, and the weights that it replaces are kept on the host.
+// Committing. commit() first calls the loader, since it can fail. Then it compares every unit that
+// it is about to change with the old value, and writes. If other code wrote into the weights
+// meanwhile, it restores everything. If a full version differs in at most one unit in eight, only
+// these units are written; otherwise, and if no version is held, all units are. Every commit can be
+// undone, except for a full version that was written while no version was held.
 //
-// The digest. If the maps hold every unit of every tensor unconverted, the digest is computed from
-// the weights' own bits. Otherwise (a slice, a conversion, an external writer) it is the manifest's
-// and proves nothing by itself: it builds on a base digest that the caller vouches for, and without
-// one the state is partial. On request (digest_of_held) it is instead the digest of the tensors
-// that are held.
+// A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest: the
+// first version of a chain when it is staged, the others, one after the other, when they are
+// committed. A full version is copied there, and the weights that it replaces are kept on the host.
 //
-// The shares. If a map can be read back (the same bits, or widened ones), the digest of its target
-// is known: computed when weights are opened as a version, or from the first full one, then updated
-// by every commit and undo. Replicas have digests of their own; each unit counts once in its
-// tensor's share. A sweep reads everything and compares (ProofRule). If a map differs, the sweep
-// names it, and the state becomes invalid: the target then takes only a full version.
+// Where the digest of the state comes from, if
+//   all weights lie here unconverted: from their bits;
+//   digest_of_held is set: from the bits of the tensors that are held;
+//   neither: from the manifest. Then it proves nothing about the bits here. It builds on
+//     initial_digest; without that the state is partial.
+//
+// The shares. Each map that can be read back (it keeps the bits, or widens them) has a digest of
+// the units that it holds: computed when weights are opened as a version, or from the first full
+// version, then updated by every commit and undo. A tensor's share adds up the digests of maps that
+// have no unit in common; replicas are left out. A sweep reads everything and compares each map
+// with its digest. If one differs, the sweep names it, and the state becomes invalid: the target
+// then takes only a full version.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -40,8 +43,8 @@ class TensorChanges;  // tensor_changes.h
 class ExternalWriter {
  public:
   virtual ~ExternalWriter() = default;
-  // Whether the parameters still lie where the maps point. Called before each staging, each commit
-  // and each undo. `paused`: the engine waits during the call.
+  // Ok if the parameters still lie where the maps point. Called before each staging, commit and
+  // undo, and after a sweep that found a mismatch. `paused`: the engine waits during the call.
   [[nodiscard]] virtual Status check(bool paused) = 0;
   // Prepares the changes without touching the parameters.
   [[nodiscard]] virtual Status stage(std::shared_ptr<const TensorChanges> changes) = 0;
@@ -50,9 +53,9 @@ class ExternalWriter {
   // Takes back the commit, or what a failed commit has written. If it fails, the target holds no
   // version any more.
   [[nodiscard]] virtual Status undo() = 0;
-  // Called after each commit of the target, even without changes for the writer, and after each
-  // commit that was taken back, before the engine goes on: computes what the engine derives from
-  // its weights. If it fails, the commit is taken back.
+  // Computes what the engine derives from its weights, before the engine goes on. Called after each
+  // commit of the target, even one without changes for the writer, and after each undo. If it fails
+  // after a commit, the commit is undone.
   [[nodiscard]] virtual Status written() { return {}; }
   // Drops what is staged, or what undo() would need.
   virtual void drop() = 0;
@@ -61,15 +64,17 @@ class ExternalWriter {
 struct MappedOptions {
   // The version of the weights. Without it, the target holds no version until a full one arrives.
   std::optional<VersionId> initial;
-  // The digest of that whole version, of which the weights may be a part, if the caller knows it.
+  // The digest of all weights of that version, if the caller knows it. The weights here may be a
+  // part of them.
   std::optional<Digest> initial_digest;
   unsigned threads = 0;                              // 0: default_threads()
-  std::optional<std::uint32_t> rank = std::nullopt;  // of its engine, for messages
-  // The state's digest covers the tensors that are held; the state is partial if they are not all.
-  // kInvalidArgument if one is held in part, converted or by a writer.
+  std::optional<std::uint32_t> rank = std::nullopt;  // in its engine, for messages
+  // The state's digest is that of the tensors that are held; if these are not all, the state is
+  // partial. kInvalidArgument if a tensor is held in part, converted, or by a writer.
   bool digest_of_held = false;
-  // The digest of each tensor of the version, ordered as the layout. If the run publishes only some
-  // of the tensors: needed with `initial_digest`, or if the weights' own bits give no digest.
+  // The digest of each tensor of that version, in the order of the layout. Needed only if the run
+  // publishes some of the tensors, and either `initial_digest` is set or the weights' own bits give
+  // no digest.
   std::vector<Digest> initial_tensors = {};
 };
 
@@ -83,8 +88,8 @@ struct MappedParts {
   std::vector<std::pair<std::uint32_t, std::string>> refused;
   std::shared_ptr<ExternalWriter> writer;  // may be null if nothing is external
   std::shared_ptr<WeightMemory> memory;    // that all maps point into; null: the host's
-  // The engine keeps codes and scales as this rule makes them: a version with another rule, or with
-  // none, is refused (kUnsupported). Empty: every version is accepted.
+  // The quantization rule that the engine's codes and scales follow: versions by another rule, or
+  // by none, are refused (kUnsupported). Empty: every version is accepted.
   std::string only_rule = {};
 };
 

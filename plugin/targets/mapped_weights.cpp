@@ -47,8 +47,9 @@ Status check_apart(const MappedWeights& weights) {
   return {};
 }
 
-// Chooses the maps that hold the tensor's own units: one map that has them all; or all maps that do
-// not convert, if these have each unit once; or none. Other maps are written but not counted.
+// Counts maps that together have each unit of the tensor exactly once, unconverted: a single map
+// that has them all, or all unconverted maps, if these do. Otherwise counts none. Maps that are not
+// counted are written nevertheless.
 void count_maps(MappedWeights& weights, std::uint32_t tensor) {
   MappedWeights::Tensor& mapped = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();

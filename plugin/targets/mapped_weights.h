@@ -19,7 +19,7 @@ struct WeightSums {
 struct MappedWeights {
   struct Tensor {
     std::uint32_t first_map = 0, maps = 0;
-    bool external = false;
+    bool external = false;    // the writer writes it
     bool complete = false;    // the counted maps have every unit exactly once
     bool contiguous = false;  // its only map is plain and has every unit
     bool converted = false;   // one of its maps converts
@@ -32,26 +32,26 @@ struct MappedWeights {
   std::vector<WeightMap> maps;             // by tensor
   std::vector<bool> counted;               // per map: one of those that make its tensor `complete`
   std::vector<bool> in_share;              // per map: its units count in the tensor's share
-  Shares no_shares;                        // digests are zero; the rest as in sums->shares
-  std::shared_ptr<const WeightSums> sums;  // null: the weights were not read
+  Shares no_shares;                        // sums->shares with digests of zero
+  std::shared_ptr<const WeightSums> sums;  // null: not known yet
   std::optional<std::uint32_t> rank;
   std::shared_ptr<ExternalWriter> writer;
   std::shared_ptr<WeightMemory> memory;
   std::string only_rule;  // MappedParts::only_rule
   TargetState state;
   ProofRule proof;
-  bool proven = false;
-  bool summed = false;      // the state's digest comes from the complete tensors' bits
-  bool contiguous = false;  // every tensor that is held is contiguous
+  bool proven = false;      // every tensor is complete; none is external or refused
+  bool summed = false;      // the state's digest is computed from the complete tensors' bits
+  bool contiguous = false;  // all held tensors are; none is external or refused
   unsigned threads = 1;
-  std::atomic<bool> replaced = false;  // other weights took their place (MappedTarget::replace())
+  std::atomic<bool> replaced = false;  // the target uses other weights now
 
-  // Checks the parts, and derives the members above from them.
+  // Checks the parts, and sets the members that follow from them.
   [[nodiscard]] Status fill(MappedParts parts);
-  // Ok if every tensor that is held can be summed.
+  // kInvalidArgument, naming the tensor, if one is held in part, converted, by the writer or
+  // refused.
   [[nodiscard]] Status check_summed() const;
-  // Reads the weights and sums them; also computes the state's digest from them, if it is taken
-  // from the weights.
+  // Reads the weights and sets `sums` and, if `summed`, the state's digest.
   [[nodiscard]] Status sum_state();
 
   // All maps of the tensor, or only the counted ones.
@@ -64,14 +64,14 @@ struct MappedWeights {
   [[nodiscard]] bool maps_any(std::uint32_t tensor) const { return tensors[tensor].maps > 0; }
 };
 
-// The blocks of a version that the maps of these weights meet. Null if they need every block.
+// The blocks of a version that these weights need: for complete and external tensors all blocks,
+// for others those with units that a map has. Null if every block is needed.
 [[nodiscard]] std::shared_ptr<const TargetNeeds> needs_of(
     const std::shared_ptr<const MappedWeights>& weights);
 
-// Prepares `versions`, adjoining deltas or one full version. The update owns the states before and
-// after, the proof between them, the commit (the writer first; then compare and write) and the
-// undo. With `in_place` the memory applies buckets where they lie. `ahead`: work that was done
-// before all parts were there; null: none.
+// Stages `versions` (adjoining deltas, or one full version) for these weights. With `in_place`
+// their memory decodes the buckets. `ahead`: the work that was done while parts arrived; may be
+// null.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_update(
     std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place,
     StageAhead* ahead);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masked overwrites in the memory of a GPU: changes that were staged there are expanded into
-// full-shape tensors for a loader, and written through a map for each copy that it makes. The
-// counterpart of MaskedWrite (plugin/targets/masked_write.h); made by
-// plugin/device/device_factories.h.
+// MaskedWrite (plugin/targets/masked_write.h) for a GPU: expands staged changes into full-shape
+// tensors for a loader, and writes the changes through a map for each copy that the loader makes.
+// Made by plugin/device/device_factories.h.
 //
-// Device memory, which is kept for the next version: per change 4 bytes, its width, and its width
-// in the parameter for the old value; the full-shape tensors of a chunk; 256 bytes for each piece
-// of changes and each copy.
+// Device memory, which is kept for the next version:
+//   for each change 4 bytes, its width, and its width in the parameter for the old value;
+//   the full-shape tensors of a chunk;
+//   256 bytes for each piece of changes and each copy.
 #pragma once
 
 #include "plugin/targets/masked_write.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of a masked overwrite: a dense tensor, whose units are new values or a sentinel, goes
-// through a map, and only units other than the sentinel are written.
+// A masked overwrite: a loader copies a full-shape tensor, in which unchanged units have the
+// sentinel, into a parameter; only the other units are written.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -12,8 +12,9 @@ struct MaskedSource {
   std::uint64_t sentinel = 0;       // as many low bits as a unit has; the others are not used
 };
 
-// The changes that one overwrite made, and the old values. Reads the source once, and only the
-// changed units of the target. Memory: per written unit 4 bytes and its width.
+// One copy of a tensor into a parameter, with the old values of the units that it wrote. make()
+// writes; it reads the source once, and only the changed units of the parameter. Memory: for each
+// written unit 4 bytes and its width.
 class MaskedWrite {
  public:
   [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into, const MaskedSource& source,

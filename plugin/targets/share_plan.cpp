@@ -31,7 +31,7 @@ void each_range(const StridedMap& map, const Use& use) {
   if (open.begin != open.end) use(open);
 }
 
-// Takes maps in order, each only if it holds none of the units of those taken before it.
+// Takes the maps in this order, except for those with a unit of a map that is already taken.
 std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
                                           const std::vector<std::uint32_t>& order) {
   std::vector<std::uint32_t> found;
@@ -44,9 +44,10 @@ std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
   return found;
 }
 
-// The maps that are not chosen hold units of the chosen ones again (tied copies, replicas). If
-// copies are cut differently, the choice may leave units uncounted. So maps are tried in two
-// orders, the loader's and the largest first, and the choice that covers more units is used.
+// Chooses the maps that count in the tensor's share; no two of them have a unit in common. The
+// others are tied copies or replicas. Two orders are tried, the loader's and the largest first, and
+// the choice with more units is used: if copies are cut differently, one order may leave out more
+// units.
 std::vector<std::uint32_t> counted_maps(const MappedWeights& weights, std::uint32_t tensor) {
   const MappedWeights::Tensor& mapped = weights.tensors[tensor];
   std::vector<std::uint32_t> readable;

@@ -24,14 +24,14 @@ class StageAhead {
   StageAhead& operator=(const StageAhead&) = delete;
   ~StageAhead();
 
-  // Adds a part of the version that follows the weights' version; its hash was compared with the
-  // manifest's. Decodes what the part has in `compact`.
+  // Adds a part of the version that follows the weights' version. Its hash must have been compared
+  // with the manifest's. The thread decodes its blocks in `compact`.
   void add(const MappedFile& part);
-  // Waits until everything is done.
+  // Waits until the sweep and all added parts are done.
   void finish();
 
-  // Call the next two after finish().
-  // Whether the weights in their present state were compared and found right.
+  // Call the next two after finish(). Whether the sweep found the weights right, and their state
+  // has not changed since.
   [[nodiscard]] bool swept(const MappedWeights& weights) const;
   // The decoded blocks; none if the weights' state has changed since they were decoded.
   [[nodiscard]] DecodedBlocks take_decoded(const MappedWeights& weights);
@@ -49,7 +49,7 @@ class StageAhead {
   std::size_t done_ = 0;    // finished parts of parts_
   bool finishing_ = false;  // no more parts come
   bool over_ = false;       // the thread stops
-  std::mutex mutex_;        // guards these four
+  std::mutex mutex_;        // guards the four above
   std::condition_variable changed_;
   bool swept_ = false;
   DecodedBlocks decoded_;

@@ -110,9 +110,9 @@ class TensorFold {
   unsigned width_;
 };
 
-// Folds the changes of these tensors. kCorrupt if the positions of a block do not ascend within a
-// version, also from piece to piece. O(changed), on the weights' threads. What the buckets point to
-// must outlive the result, which has room for old values if they come to the host.
+// Folds the changes of these tensors: O(changed), on the weights' threads. kCorrupt if the
+// positions of a block do not ascend within one version. The buckets must outlive the result. It
+// has room for old values, unless the memory keeps those itself (measures_parts()).
 Result<DeltaPieces> fold_deltas(const MappedWeights& weights, std::span<TensorVersions> tensors) {
   const bool old_values = !weights.memory->measures_parts();
   DeltaPieces fold;
@@ -202,7 +202,7 @@ bool has_block(const MappedWeights& weights, std::uint32_t tensor, const BlockPl
   return true;
 }
 
-// FoldOptions::there. The weights outlive it.
+// FoldOptions::there: decodes blocks in the memory of the weights.
 Result<bool> decode_mapped(const MappedWeights& weights, std::span<CompactUnits> blocks,
                            std::span<const std::uint32_t> tensors) {
   std::map<std::uint32_t, std::vector<const WeightMap*>> maps;
@@ -285,7 +285,7 @@ void TensorChanges::note_external() {
   }
 }
 
-// Folds positional versions, for the tensors that are held.
+// Folds positional versions for the tensors that are held, or only for the writer's.
 Status TensorChanges::fold_versions(bool external_only) {
   std::map<std::uint32_t, TensorVersions> by_tensor;
   for (const VersionSource& version : versions_) {
@@ -321,7 +321,7 @@ Status TensorChanges::check_readable() const {
   return {};
 }
 
-// Folds versions of which some are coded relative to the weights before them.
+// Folds a chain in which some versions are in `compact`, the others positional.
 Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   std::set<std::uint32_t> held;
@@ -346,7 +346,8 @@ Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   return {};
 }
 
-// For other encodings: computes their effect on the present weights.
+// For chains with `xor` or `overwrite`: computes the new bytes of each changed tensor, and takes
+// the differences from the present ones as changes.
 Status TensorChanges::fold_effect() {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   StageOptions options;

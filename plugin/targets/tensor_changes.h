@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TensorChanges: the decoded changes that one or several folded versions make to a target's
-// weights: pieces that go through the maps, and the new values of the tensors that an external
-// writer holds.
+// TensorChanges: what one version, or several folded ones, change in a target's weights: pieces
+// that go through the maps, and new values for the tensors of an external writer.
 #pragma once
 
 #include "plugin/targets/mapped_weights.h"
@@ -16,14 +15,15 @@ class TensorChanges {
   // `versions`: adjoining deltas, or one full version.
   TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
 
-  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if they change one that
-  // cannot be followed. Decoding `xor`, `overwrite` and `compact` reads a tensor's own old bits, so
-  // they are also kUnsupported for a tensor that is held only converted or belongs to the writer,
-  // and `compact` for a block of which only a part is held here. `decoded`: blocks of the first
-  // version, already decoded with the present weights.
+  // Decodes deltas and folds them. `decoded`: blocks of the first version that are already decoded
+  // with the present weights. kUnsupported, naming the tensor, if the deltas change
+  //   a tensor that cannot be followed (MappedParts::refused);
+  //   in `xor`, `overwrite` or `compact`, which need the tensor's own old bits: a tensor that is
+  //     held only converted or that the writer writes;
+  //   in `compact`: a block that is held only in part.
   [[nodiscard]] Status fold(DecodedBlocks decoded = {});
-  // As fold(), for positional deltas, but only for the writer's tensors: the memory decodes the
-  // others itself.
+  // For positional deltas: as fold(), but only for the writer's tensors. The memory decodes the
+  // others.
   [[nodiscard]] Status fold_external();
   // For a full version: only these differences go through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
@@ -41,7 +41,8 @@ class TensorChanges {
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const;
   // Whether this is a full version, in which every unit is new.
   [[nodiscard]] bool whole() const { return versions_.front().version().full(); }
-  // A bit pattern that none of the tensor's new values has; nothing if none is found or if whole().
+  // A bit pattern that none of the tensor's new values has. Nothing if whole(), or if none is
+  // found.
   [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const;
   // The folded changes; none if whole().
   [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t tensor) const;
@@ -67,21 +68,21 @@ class TensorChanges {
   std::vector<std::uint32_t> external_;
 };
 
-// Decodes those blocks of a `compact` frame that can be decoded here, and adds them to `decoded`.
-// Other frames add nothing; a part that is no frame fails. The part outlives what is added.
+// If the part is a frame in `compact`: decodes its blocks of the tensors that these weights hold
+// with their own bits, and adds them to `decoded`; if one fails, adds none. Other frames add
+// nothing; a part that is no frame fails. The part outlives what is added.
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 
-// The differences between a full version, whose bytes lie on the host, and weights that hold
-// another version. To write only these is O(changed), and can be taken back. Nothing if more than
-// one unit in eight differs. Memory: about 40 MB, and for each differing unit 4 bytes and twice its
-// width.
+// Finds the units in which the weights, which hold another version, differ from a full version on
+// the host. To write only these is O(changed), and can be undone. Returns nothing if more than one
+// unit in eight differs. Memory: tens of megabytes, and for each differing unit 4 bytes and twice
+// its width.
 [[nodiscard]] Result<std::optional<DeltaPieces>> find_difference(const MappedWeights& weights,
                                                                  const VersionSource& version);
 
-// The alternative to find_difference(): writes the whole version, through the maps. `changes` is a
-// full version. With `keep` the replaced values are read first and kept on the host; without it the
-// commit cannot be taken back.
+// The alternative to find_difference(): writes all of a full version through the maps. With `keep`
+// the replaced values are read first and kept on the host; without it the commit cannot be undone.
 [[nodiscard]] Result<std::unique_ptr<PlacedChanges>> make_dense_change(
     std::shared_ptr<const MappedWeights> weights, std::shared_ptr<const TensorChanges> changes,
     bool keep);

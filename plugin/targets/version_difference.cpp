@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
 constexpr std::uint64_t kThereBytes = std::uint64_t{16} << 20;   // the same by the memory itself
-// If more than one weight in kDenseShare differs, the version is written whole: the pieces have 4
-// bytes and twice the width for each differing weight.
+// If more than one unit in kDenseShare differs, the version is written whole: pieces would take 4
+// bytes and twice the width for each of them.
 constexpr std::uint64_t kDenseShare = 8;
 
 class DifferenceFinder {
@@ -127,7 +127,8 @@ class DifferenceFinder {
     return part.map->plain() && weights_.memory->kind() == MemoryKind::kHost;
   }
 
-  // Compares the waiting blocks; the present values are read like a change's old values.
+  // Compares the waiting blocks with the weights. Weights that cannot be compared where they lie
+  // are read with place(), as the old values of a change are.
   Status compare() {
     cut();
     std::vector<ChangePart> read;
@@ -140,7 +141,7 @@ class DifferenceFinder {
           const std::size_t size = std::size_t{parts_[i].count} * parts_[i].map->unit_bytes;
           convert_values(parts_[i].map->cast, parts_[i].map->unit_bytes, parts_[i].values(),
                          parts_[i].count, expected_.data() + at_[i]);
-          // Units that no map has are not changed, and count as equal.
+          // place() skips units that the map does not have: these count as equal.
           std::memcpy(parts_[i].old_values, expected_.data() + at_[i], size);
           return {};
         }));
@@ -235,7 +236,7 @@ class DifferenceFinder {
 constexpr std::uint64_t kCopyUnits = std::uint64_t{1} << 20;     // per task
 constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // per task
 
-// A map from units [begin, end) of a parameter onto the same units: those that `map` writes.
+// Maps the units that `map` writes within [begin, end) of its parameter onto themselves.
 Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::uint64_t end) {
   StridedView view{map.map.target_offset - begin, {}, {}};
   for (std::uint32_t d = 0; d < map.map.dims; ++d) {
@@ -249,7 +250,7 @@ Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::ui
   return identity;
 }
 
-// A stack of experts has many maps, and a block meets only a few.
+// The maps that meet [begin, end): of the many maps of a stack of experts, a block meets a few.
 std::vector<const WeightMap*> maps_in(const std::vector<WeightMap>& maps, std::uint64_t begin,
                                       std::uint64_t end) {
   std::vector<const WeightMap*> found;

@@ -128,7 +128,8 @@ Status decode_stretch(const WeightLayout& layout, TileStretch& stretch, const Ol
   return {};
 }
 
-// Decodes all blocks where the weights lie; false if that is left to the host.
+// Decodes all blocks in the memory of the weights (FoldOptions::there). False: the host must decode
+// them.
 Result<bool> decode_there(const WeightLayout& layout, std::vector<CodedBlock>& blocks,
                           const FoldOptions& options) {
   if (!options.there || blocks.empty()) return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes the changes that versions make to tensors: positions and values, with several versions
-// folded into one. `compact` is decoded with the units that it was coded with: the present weights,
-// plus the changes of the versions before it.
+// Decodes the changes that versions make to tensors, as positions and values, and folds several
+// versions into one. `compact` is coded relative to the weights before the version, so decoding
+// needs these: the present weights plus the changes of the chain's earlier versions.
 #pragma once
 
 #include "plugin/targets/version_source.h"
@@ -15,8 +15,8 @@ struct UnitChanges {
   std::vector<std::byte> values;
 };
 
-// Calls use(delta) for every stretch of the pieces, whose positions must ascend within a block
-// (kCorrupt). Positions of the stretches are the tensor's.
+// Calls use(delta) for every stretch of the pieces; its positions are those in the tensor. kCorrupt
+// if the positions within a block do not ascend.
 [[nodiscard]] Status walk_pieces(const WeightLayout& layout, std::uint32_t tensor,
                                  std::span<const BucketPiece> pieces,
                                  const std::function<void(const DeltaView&)>& use);
@@ -41,17 +41,18 @@ struct FoldOptions {
   // Which blocks are wanted; null: all. The old units of other blocks are not requested.
   const TargetNeeds* needs = nullptr;
   unsigned threads = 1;
-  // Decodes blocks of these tensors where the weights lie (WeightMemory::decode_compact()); fills
-  // in their maps first. Empty, or if it returns false: the host decodes them with the old units.
+  // there(blocks, tensors), with blocks[i] of tensors[i]: sets the blocks' maps, and decodes them
+  // in the memory of the weights (WeightMemory::decode_compact()). If it is empty or returns false,
+  // the host decodes the blocks with the old units.
   std::function<Result<bool>(std::span<CompactUnits>, std::span<const std::uint32_t>)> there = {};
   // Blocks of the chain's first version, decoded with the present weights. Used blocks are removed.
   DecodedBlocks* decoded = nullptr;
 };
 
-// The changes of a chain whose versions are positional or `compact`, by tensor, sorted. Every coded
-// block is proven: by the number of changes of its tiles, the end of their streams, and the digest
-// of its changes. kMismatch, naming the tensor, if the old units are not the version's base or the
-// delta is damaged. Memory: O(changes), and a few megabytes for each thread.
+// The changes of a chain whose versions are positional or `compact`, by tensor, sorted. Each coded
+// block is proven by the number of its changes, the end of its streams and the digest of its
+// changes. kMismatch, naming the tensor, if the old units are not the version's base or the delta
+// is damaged. Memory: O(changes), and a few megabytes for each thread.
 [[nodiscard]] Result<std::map<std::uint32_t, UnitChanges>> fold_chain(
     const WeightLayout& layout, std::span<const VersionSource> chain, const OldUnits& old_units,
     const FoldOptions& options);

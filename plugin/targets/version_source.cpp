@@ -41,7 +41,7 @@ Result<MappedFile> inflate_in_memory(const MappedFile& file, const WeightLayout&
   const std::shared_ptr<std::byte> content = take_memory(memory, *size);
   if (content == nullptr) {
     return error(StatusCode::kNoSpace, file.path(), ": no memory for ", *size,
-                 " bytes of content; lower the receiver's fold_bytes");
+                 " bytes of content; lower receiver.fold_size");
   }
   const std::span<std::byte> bytes(content.get(), *size);
   DRIFTLESS_RETURN_IF_ERROR(zstd.read(file.bytes(), bytes).with_context(file.path()));
@@ -354,9 +354,8 @@ Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader
   return Frame::decode_head(head(part), part.bytes(), *layout_, max_body);
 }
 
-// Reads frames in host memory on all threads. The threads share the streams, not the frames, the
-// largest first, because one frame or one tensor may be most of a version. Each task writes only
-// its own stream's place and hash; the frames are opened before and finished after.
+// Reads frames in host memory. One frame may be most of a version, so the threads share streams,
+// not frames, the largest first. All frames are opened before, and finished afterwards.
 Status VersionSource::read_frames(std::span<const std::size_t> numbers, unsigned threads,
                                   KeptMemory* memory) {
   struct Stream {

@@ -18,9 +18,9 @@ struct TensorChange {
   std::optional<Digest> digest = std::nullopt;  // of the whole new tensor, if in the manifest
 };
 
-// New bytes of a tensor, verbatim. They lie in the tensor from `byte_offset` on; or, if they belong
-// to a block whose units do not adjoin in the tensor (`cut`), from the block's unit `first_unit`
-// on.
+// New bytes of a tensor, verbatim. Without `cut` they begin at the tensor's byte `byte_offset`.
+// With `cut` they belong to a block whose units do not adjoin in the tensor, and begin at the
+// block's unit `first_unit`.
 struct DensePiece {
   std::uint64_t byte_offset = 0;
   std::span<const std::byte> bytes;
@@ -70,8 +70,8 @@ struct SourceBucket {
 // The longest body of a valid frame of this layout: every unit once with the widest position, and
 // the longest table that these units can have.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
-// Checks the sizes before anything is read: kMismatch, naming `source`, if the manifest has more
-// bytes than any valid version of this layout and encoding. Such a manifest is damaged, and only
+// Call it before reading the parts. kMismatch, naming `source`, if the manifest lists more bytes
+// than any valid version of this layout and encoding has. Such a manifest is damaged, and only
 // another version helps.
 [[nodiscard]] Status check_sizes(const Manifest& manifest, const WeightLayout& layout,
                                  std::string_view source);
@@ -84,20 +84,23 @@ using HeadReader = std::function<std::span<const std::byte>(const MappedFile& fr
 // threads, and must not outlive it. The layout outlives it.
 class VersionSource {
  public:
-  // Opens a version directory. Refuses a tensor that is unknown, appears twice (in two files, by
-  // two ranks), is listed but missing or present but not listed, has another dtype or shape, or
-  // lacks a required checksum; blocks that overlap; and a full version that does not have every
-  // byte of every tensor exactly once. Compressed flush files are inflated into `spool_directory`,
-  // or into memory if that is empty.
+  // Opens a version directory. Compressed flush files are inflated into `spool_directory`, or into
+  // memory if that is empty. Refuses
+  //   a tensor that the layout does not have, or that has another dtype or shape;
+  //   a tensor that two ranks, or two files of `hf_delta`, publish, except in blocks; blocks that
+  //     overlap;
+  //   a tensor that is listed but missing, or present but not listed, or that lacks a required
+  //     checksum;
+  //   a full version that lacks units of a tensor.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& fs, const VersionDirectory& version,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory);
-  // Opens payload that was fetched: `parts` as version.payload_files; if `frames` has an entry for
-  // a part, that frame is used instead, and some of its blocks may be missing. Frames must belong
-  // to the version, and each rank's must be numbered from 0 without a gap. With `head`, plain
-  // frames may lie in device memory (patcher() cannot read them there); any other part in device
-  // memory fails with kUnsupported. Blocks of frames and flush files are hashed and inflated on all
-  // `threads`, into `memory` (null: memory of their own); the error names the first damaged one.
+  // Opens payload that was fetched. parts[i] is version.payload_files[i]; if frames[i] is there and
+  // not null, it is used instead, and may lack blocks. Frames must belong to the version, and those
+  // of each rank must be numbered from 0 without a gap. With `head`, frames may lie in device
+  // memory, where patcher() cannot read them; other parts in device memory are refused
+  // (kUnsupported). All `threads` hash and inflate the blocks of frames and flush files, into
+  // `memory` (null: memory of their own). If several are damaged, the error names the first.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   std::vector<std::shared_ptr<Frame>> frames,
@@ -111,7 +114,8 @@ class VersionSource {
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
   // Null if the version does not change the tensor.
   [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
-  // Whether the whole change is here. A version that was fetched by need may lack parts of it.
+  // Whether the whole change is here. A version of which only the needed blocks were fetched may
+  // lack parts of it.
   [[nodiscard]] bool complete(const TensorChange& change) const;
   [[nodiscard]] bool complete() const { return complete_; }
   // Whether it has blocks of tensors, not only whole tensors.
@@ -152,7 +156,7 @@ class VersionSource {
   Status add_compact(const std::string& name, const std::string& rank, const Frame& frame);
   Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                   MemoryKind memory);
-  // Adds the blocks of a frame that was fetched by need.
+  // Notes the blocks that a frame lists but that were not fetched.
   Status add_others(const std::string& name, const std::string& rank, const Frame& frame);
   Status check_coverage();
   Status adopt_manifest_checksums();
@@ -161,7 +165,7 @@ class VersionSource {
   // A tensor or a block: which file or rank has it, and for a full version which units are there.
   struct Claim {
     TensorBox box;
-    std::string source;  // the first file or rank that had it
+    std::string source;  // the file or rank that has it
     std::uint64_t units = 0;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;  // first unit, count
   };

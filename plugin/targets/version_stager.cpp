@@ -138,8 +138,8 @@ class Stager {
     });
   }
 
-  // Folds all versions of a chain in which some are coded relative to the weights before them. Such
-  // versions have no checksums of tensors.
+  // Folds a chain in which some versions change the tensor in `compact`. These versions have no
+  // checksums of tensors.
   Result<TensorVersion> fold_versions(std::uint32_t tensor) const {
     const TensorSpec& spec = (*weights_.layout)[tensor];
     const unsigned width = unit_bytes(spec.dtype);
@@ -198,8 +198,8 @@ class Stager {
         "fetch the version again");
   }
 
-  // Compares the tensor's own digest: if an old unit was already wrong, the new one is wrong by the
-  // same amount, so the digest of the changes in `compact` does not reveal it.
+  // Compares the digest of the whole tensor. The digest of the changes alone does not reveal an old
+  // unit that was already wrong: the new one is wrong by the same amount.
   Status check_digest(const TensorVersion& each, const TensorSpec& tensor,
                       const Digest& found) const {
     if (!each.change->digest || found == *each.change->digest) return {};
@@ -224,7 +224,7 @@ class Stager {
   StagedVersion staged_;
 };
 
-// The tensors, of those held, that any version of the chain changes; the largest first.
+// The held tensors that any version of the chain changes, the largest first.
 std::vector<std::uint32_t> touched_tensors(const WeightView& weights,
                                            std::span<const VersionSource> chain) {
   std::vector<std::uint32_t> tensors;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Staging: computes and proves everything that applying versions needs, before the weights are
-// touched. The new bytes of every changed tensor are made chunk by chunk, through all versions of a
-// chain, summed, and compared with the old ones; the differences go into frames.
+// stage_version(): makes the new bytes of every changed tensor, chunk by chunk through all versions
+// of a chain, compares them with the checksums, and passes their differences from the old bytes on
+// as frames. The weights are only read.
 #pragma once
 
 #include "formats/checkpoint.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// WeightMemory: the memory that weights lie in, with operations that move bytes there and back
-// through maps. This file has the host's; plugin/device/device_factories.h makes a GPU's. No other
-// code depends on where weights lie. One thread at a time, unless a call states otherwise.
+// WeightMemory: the memory that weights lie in, and the operations that read and write them there
+// through maps. make_host_memory() makes the host's; plugin/device/device_factories.h makes a
+// GPU's. One thread at a time, unless a call states otherwise.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,7 @@
 
 namespace driftless {
 
-// The most changes in one DeltaPiece. Pieces of several versions are folded: they have every
-// changed unit once, with its last value.
+// The most changes in one DeltaPiece.
 inline constexpr std::uint32_t kMaxPieceUnits = 16384;
 
 // Changes of one tensor, close to each other: units origin + offsets[k] become values[k].
@@ -26,11 +25,12 @@ struct DeltaPiece {
   std::uint32_t count = 0;   // at most kMaxPieceUnits
   std::uint64_t origin = 0;  // in units
   const std::uint32_t* offsets = nullptr;
-  const std::byte* values = nullptr;  // in the buckets, or in the fold's memory
-  std::byte* old_values = nullptr;    // room for as many; filled for the commit
+  const std::byte* values = nullptr;  // in a bucket, or in DeltaPieces::memory
+  std::byte* old_values = nullptr;    // room for `count` values; null: not needed
 };
 
-// Changes and the memory they point to, in the order of the tensors. No two touch the same unit.
+// Changes, and the memory that they point to. Pieces are in the order of the tensors. Each changed
+// unit is in one piece, once, with its last value.
 struct DeltaPieces {
   struct Memory {
     std::vector<std::uint32_t> offsets;
@@ -68,28 +68,29 @@ struct WeightMap {
   }
 };
 
-// The changes of one piece that may lie in one map's target.
+// The changes of one piece within one map's source range. The map may lack units within that range.
 struct ChangePart {
   const DeltaPiece* piece = nullptr;
   const WeightMap* map = nullptr;
   std::uint32_t begin = 0, count = 0;  // of the piece's changes
-  // Room for `count` old values, in the target's width. Null if the memory shall measure the part's
-  // change of the digest instead: then `key` is set.
+  // Room for `count` old values, in the target's width. Null if the memory measures changes itself
+  // (measures_parts()); it then needs `key`.
   std::byte* old_values = nullptr;
-  const DigestTensorKey* key = nullptr;  // for part_changes(): the tensor's
+  const DigestTensorKey* key = nullptr;  // of the tensor
 
   [[nodiscard]] const std::uint32_t* offsets() const { return piece->offsets + begin; }
   [[nodiscard]] const std::byte* values() const {
     return piece->values + std::size_t{begin} * source_bytes(map->cast, map->unit_bytes);
   }
 };
-// The changes of a piece that may lie in the map's target.
+// Selects the changes of `piece` within the map's source range.
 [[nodiscard]] ChangePart part_of(const DeltaPiece& piece, const WeightMap& map);
 
 // A part whose memory has unexpected values.
 struct PartFault {
   std::size_t part = 0;
-  bool written = false;  // true: the new value is not there; false: the old value was not there
+  // true: reading back did not find a new value; false: an old value was not there before writing.
+  bool written = false;
 };
 
 struct TensorDigest {
@@ -101,24 +102,24 @@ struct TensorDigest {
 class PlacedChanges {
  public:
   virtual ~PlacedChanges() = default;
-  // Writes the changes. For changes that were placed as parts, compares the memory with the old
-  // values first, reads the new ones back after, and returns the first part with unexpected values.
-  // After such a fault, or an error, some changes may have been written: call take_back().
+  // Writes the changes. If they were placed as parts, first compares the memory with the old
+  // values, and reads the new values back afterwards; returns a part with other values, if there is
+  // one. After such a fault, or an error, some changes may have been written: call take_back().
   [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Restores the old values, as far as write() replaced them.
   [[nodiscard]] virtual Status take_back() = 0;
-  // What each version adds to the digest, in order, if the memory measures that. After staging it
-  // has one number, that of the first version; after writing it has one for every version. Empty
-  // if the memory measures nothing, or measures parts (part_changes()).
+  // What each version adds to the digest, if the memory decodes and measures whole versions
+  // (BucketMemory::place_buckets()); otherwise empty. After staging: one number, for the first
+  // version. After write(): one for each version.
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
-  // After writing: what all versions together add to the digest of each changed tensor.
+  // The same after write(), for each changed tensor and all versions together.
   [[nodiscard]] virtual std::span<const TensorDigest> measured_tensors() const { return {}; }
-  // What each part adds to the digest of its map's target, if the memory measures that; known once
-  // the changes are staged. Zero if the map cannot be read back.
+  // What each part adds to the digest of its map's target, if the memory measures parts; otherwise
+  // empty. Known once the changes are placed. Zero if the map cannot be read back.
   [[nodiscard]] virtual std::span<const Digest> part_changes() const { return {}; }
 };
 
-// Bytes of a tensor from `byte_offset` on, in host or device memory.
+// Bytes of a tensor, in host or device memory.
 struct TensorBytes {
   DensePiece piece;
   const DigestTensorKey* key = nullptr;
@@ -136,7 +137,7 @@ struct ContiguousTensor {
   const DigestTensorKey* key = nullptr;
 };
 
-// The changes of one entry of a bucket that may lie in one map's target.
+// The changes of one entry of a bucket within one map's source range.
 struct BucketPart {
   std::size_t bucket = 0;  // in VersionSource::buckets()
   const BucketEntry* entry = nullptr;
@@ -145,7 +146,7 @@ struct BucketPart {
   const DigestTensorKey* key = nullptr;  // of the tensor
 };
 
-// A memory that decodes buckets itself, in place.
+// Decodes buckets in the memory of the weights.
 class BucketMemory {
  public:
   virtual ~BucketMemory() = default;
@@ -153,19 +154,20 @@ class BucketMemory {
     std::unique_ptr<PlacedChanges> changes;
     std::uint64_t units = 0;
   };
-  // `chain`: adjoining positional deltas. `tensors`: one for each tensor of the layout.
+  // For weights that are all contiguous. `chain`: adjoining positional deltas. `tensors`: one for
+  // each tensor of the layout.
   [[nodiscard]] virtual Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
                                                      std::vector<VersionSource> chain) = 0;
-  // Places one version through maps of any kind, which outlive the result. `buckets` are all the
-  // buckets of the version, and are copied; `parts` belong to them. kNoSpace if there is no room
-  // for all changes of these buckets, including those that no map has.
+  // Places one version through maps of any kind, which outlive the result. `buckets`: all buckets
+  // of the version, which are copied. `parts`: their entries, each with the maps that it meets.
+  // kNoSpace if there is no room for all changes of the buckets, even for those that no map has.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place_parts(
       std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) = 0;
 };
 
 // A block of `compact` (docs/formats/compact.md), and the result of decoding it.
 struct CompactUnits {
-  std::span<const WeightMap* const> maps;  // of its tensor: have the whole block, unconverted
+  std::span<const WeightMap* const> maps;  // of its tensor: together all units, unconverted
   BlockPlace place;                        // in the tensor
   const CompactTable* table = nullptr;
   std::span<const CompactTile> tiles;
@@ -194,14 +196,15 @@ class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
   [[nodiscard]] virtual MemoryKind kind() const = 0;
-  // Reads the old values of the parts into their `old_values` on the host. If a part has no such
-  // room, a memory that measures changes keeps the old values itself. No two parts write the same
-  // unit. What the parts point to outlives the result.
+  // Prepares the parts for writing: reads their old values into `old_values`, which are on the
+  // host. If a part has no such room, a memory that measures changes keeps the old values itself.
+  // No two parts write the same unit. What the parts point to outlives the result.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place(
       std::span<const ChangePart> parts, unsigned threads) = 0;
   // Reads or writes units [origin, origin + count) of a tensor; values have the tensor's width.
-  // read() is for maps that do not convert, into host memory; values that no map has are undefined.
-  // write() writes the units that each map has; `values` lie on the host, or in this memory.
+  // read() is for maps that do not convert, and fills host memory; values of units that no map has
+  // are undefined. write() writes the units that each map has; `values` lie where `from` says: on
+  // the host, or in this memory.
   [[nodiscard]] virtual Status read(std::span<const WeightMap* const> maps, std::uint64_t origin,
                                     std::uint64_t count, std::byte* values) = 0;
   [[nodiscard]] virtual Status write(std::span<const WeightMap* const> maps, std::uint64_t origin,
@@ -224,24 +227,24 @@ class WeightMemory {
   [[nodiscard]] virtual unsigned threads(unsigned wanted) const = 0;
   // Copies bytes of this memory to the host, unconverted.
   [[nodiscard]] virtual Status fetch(std::span<std::byte> to, const std::byte* from) = 0;
-  // The sum of these bytes' digests, computed where this memory is.
+  // The sum of the digests of these bytes, computed by the processor that this memory belongs to.
   [[nodiscard]] virtual Result<Digest> digest(std::span<const TensorBytes> bytes,
                                               unsigned threads) = 0;
-  // The digest of each map's target, converted back; for maps whose conversion is reversible. At
-  // memory speed.
+  // For each map, the digest of the units that it holds, converted back to the tensor's type. The
+  // conversions must be reversible. Runs at memory speed.
   [[nodiscard]] virtual Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
                                                                  unsigned threads) = 0;
   // Zeroed, aligned to 256 bytes, freed with the last reference.
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
-  // Whether it measures the changes that it places (PlacedChanges::part_changes()).
+  // Whether place() measures the changes (PlacedChanges::part_changes()).
   [[nodiscard]] virtual bool measures_parts() const { return false; }
   // Null if deltas are decoded on the host.
   [[nodiscard]] virtual BucketMemory* buckets() = 0;
   // Null if blocks are brought to the host.
   [[nodiscard]] virtual ArrivalMemory* arrivals() { return nullptr; }
-  // Decodes the blocks where the weights lie. False if this memory leaves that to the host, which
-  // reads the old units. kMismatch, naming the tensor, if a block does not decode.
+  // Decodes the blocks where the weights lie. False: nothing was decoded, and the host must read
+  // the old units and decode. kMismatch, naming the tensor, if a block does not decode.
   [[nodiscard]] virtual Result<bool> decode_compact(std::span<CompactUnits> /*blocks*/) {
     return false;
   }

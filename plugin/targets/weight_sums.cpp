@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kSourceTaskBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kConvertUnits = std::uint64_t{1} << 14;  // at a time
-// With fewer changed units, starting threads takes longer than the work.
+// A thread for fewer changed units takes longer to start than it saves.
 constexpr std::uint64_t kSummedPerThread = 32768;
 
 // Bytes of a tensor on the host, from unit `first` on, that are added to a sum.
@@ -83,8 +83,7 @@ Digest sum_stretch(const Stretch& stretch, SumType type) {
   return sum;
 }
 
-// Adds the digest of each stretch to its sum. If the stretch has a map, sums only the map's units;
-// they are read from the stretch, not through the map.
+// Adds the digest of each stretch to its sum.
 Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsigned threads,
                      std::vector<Digest>& sums) {
   std::vector<Digest> found(stretches.size());

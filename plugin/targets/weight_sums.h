@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Digests of weights (WeightSums): read from the weights, taken from a full version, or updated
-// with each change; and each tensor's share, which follows from them.
+// Computes WeightSums: the digest of each map, read from the weights, taken from a full version or
+// updated with each change; and from these each tensor's share.
 #pragma once
 
 #include "plugin/targets/mapped_weights.h"
@@ -17,8 +17,8 @@ namespace driftless {
 [[nodiscard]] std::shared_ptr<const WeightSums> make_sums(const MappedWeights& weights,
                                                           std::vector<Digest> maps);
 
-// Reads the weights: a digest for each map. kMismatch, naming the parameter, if a map holds a value
-// that its conversion cannot produce.
+// Reads the weights. Returns a digest for each map; zero if it cannot be read back. kMismatch,
+// naming the parameter, if a map holds bits that its conversion cannot produce.
 [[nodiscard]] Result<std::vector<Digest>> read_sums(const MappedWeights& weights);
 // Reads the weights and compares. kMismatch, naming the first map that differs.
 [[nodiscard]] Status check_sums(const MappedWeights& weights, const WeightSums& expected);
@@ -35,7 +35,7 @@ struct VersionSums {
                                                   const VersionSource& version);
 
 // The digest of each map after these changes. `changes`: what each part adds, if the memory
-// measured it; otherwise the parts have their old values.
+// measured it; if empty, it is computed from the parts, which then have their old values.
 [[nodiscard]] Result<std::vector<Digest>> sums_after(const MappedWeights& weights,
                                                      std::vector<Digest> before,
                                                      std::span<const ChangePart> parts,

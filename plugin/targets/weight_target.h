@@ -16,36 +16,41 @@ namespace driftless {
 class ArrivalMemory;  // weight_memory.h
 class StageAhead;     // stage_ahead.h
 
-// A fetched publication; the hash of every part was compared with the manifest's.
+// A fetched publication whose hashes were compared: each part's with the manifest. If a frame was
+// fetched in part, its table's with the manifest, and each block's with the table.
 struct FetchedVersion {
   Manifest manifest;
   std::string source;             // for messages: "version 7"
   std::vector<MappedFile> parts;  // in the order of manifest.files; path() is the part's name
-  // In the same order: parts that are frames of which only some blocks were fetched, each compared
-  // with its hash; null, or missing, if the whole part is there.
+  // frames[i] replaces parts[i] if only some blocks of that frame were fetched. Otherwise it is
+  // null or missing.
   std::vector<std::shared_ptr<Frame>> frames = {};
-  std::shared_ptr<StageAhead> ahead = nullptr;   // the first version's: WeightTarget::begin_stage()
+  std::shared_ptr<StageAhead> ahead = nullptr;   // in a chain's first version: begin_stage()
   std::shared_ptr<KeptMemory> memory = nullptr;  // for inflated bytes; null: allocate them
 };
 
-// A target's share of a tensor: its units that are held here (each counted once, however often it
-// is held), and their digest. If the regions of an engine's ranks are disjoint and together have
-// every unit of a tensor, their digests add up to the tensor's digest.
+// The units of one tensor that a target holds and can read back, and their digest. A unit that lies
+// in several places counts once. If each unit of a tensor is in the share of exactly one rank of an
+// engine, the ranks' digests add up to the tensor's digest.
 struct TensorShare {
   std::uint32_t tensor = 0;  // in the layout
   std::uint64_t units = 0;
-  Hash128 region;  // hash of the set of units, however maps cut them
+  Hash128 region;  // hash of the unit numbers; does not depend on how maps divide them
   Digest digest;
 
   friend bool operator==(const TensorShare&, const TensorShare&) = default;
 };
 struct TargetState {
-  VersionId id;          // run zero: not known yet
-  Digest digest;         // of the weights
-  bool valid = false;    // false: holds no version (none came yet, or a change that could not be
-                         // undone); takes a full version only
-  bool partial = false;  // not all weights lie here unconverted; `digest` covers `tensors`, if set
-  // For a partial state: the digest of all weights of the version, once one was applied.
+  VersionId id;   // run zero: not known yet
+  Digest digest;  // of the weights
+  // false: the target holds no version (none was committed yet, an undo failed, or a sweep found
+  // other values). It then accepts only a full version.
+  bool valid = false;
+  // true: some weights are not held here, or only converted. `digest` is that of `tensors`; if
+  // these are null, it proves nothing.
+  bool partial = false;
+  // For a partial state: the digest of the whole version in the manifest. Empty until a version is
+  // committed.
   std::optional<Digest> version_digest = std::nullopt;
   // For a partial state: each tensor that is held whole, ascending. Null: not known.
   std::shared_ptr<const std::vector<TensorShare>> tensors = nullptr;
@@ -61,10 +66,11 @@ struct CommitReport {
   Digest digest;
   std::uint64_t changed_units = 0;
   double apply_ms = 0;
-  std::set<std::uint32_t> tensors;  // that the versions change
+  std::set<std::uint32_t> tensors;  // all that the versions change, held here or not
 };
 
-// A place of a held tensor that cannot be read back. A tensor has one entry for each such place.
+// A place of a tensor that cannot be compared with a digest, and the reason. A tensor may have
+// several.
 struct UnprovenTensor {
   std::uint32_t tensor = 0;
   std::string why;
@@ -78,10 +84,11 @@ struct Shares {
   friend bool operator==(const Shares&, const Shares&) = default;
 };
 
-// Adjoining units. A HeldCopy has the values of some units of a tensor at one place of a target.
+// Adjoining units.
 struct HeldRun {
   std::uint64_t first = 0, count = 0;
 };
+// The values of some units of a tensor at one place of a target.
 struct HeldCopy {
   std::string parameter;               // empty: the tensor itself
   std::vector<HeldRun> runs;           // the units at this place, ascending
@@ -90,23 +97,25 @@ struct HeldCopy {
 };
 // Digests of a tensor, block by block.
 struct BlockSums {
-  std::vector<Digest> sums;             // of the units that count in the share
-  std::vector<std::uint64_t> disagree;  // blocks that differ between places, or have foreign bits
+  std::vector<Digest> sums;  // of the units that count in the share
+  // Indices of blocks whose places have different values, or that have foreign bits.
+  std::vector<std::uint64_t> disagree;
 };
 
-// The weights as they are now.
+// The result of MappedTarget::look(): the weights as they are now.
 struct LookedShares {
   Shares shares;
-  // Tensors of which a place differs from the digest that this target tracks, or holds foreign bits
-  // (which no value of the tensor's type converts to). Ascending.
+  // Tensors with a place that does not have its tracked digest, or that has foreign bits (to which
+  // no value of the tensor's type converts). Ascending.
   std::vector<std::uint32_t> suspects;
 };
 
-// When a target reads all of its weights to compare them with their digests. Whatever this says, a
-// commit of changed units compares them before it writes, and reads them back after.
+// When a target sweeps: reads all of its weights and compares them with their digests. Commits
+// check the units that they write in any case (PlacedChanges::write()).
 struct ProofRule {
-  bool always = false;  // in every commit, after writing, and not while staging
-  // While staging a delta that is this many versions after the last sweep; 0: never.
+  bool always = false;  // after the writing of every commit, and never while staging
+  // Without `always`: while staging a delta to a version that is at least this many after the
+  // version that was swept last. 0: never.
   std::uint64_t every = 1;
 
   friend bool operator==(const ProofRule&, const ProofRule&) = default;
@@ -116,8 +125,7 @@ struct ProofRule {
 class TargetNeeds {
  public:
   virtual ~TargetNeeds() = default;
-  // Whether any unit of the tensor's block (null: of the tensor) is held, or needed for another
-  // reason.
+  // Whether the target needs any unit of this block of the tensor; null: of the whole tensor.
   [[nodiscard]] virtual bool has(std::uint32_t tensor, const TensorBlock* block) const = 0;
 };
 
@@ -145,11 +153,12 @@ class WeightTarget {
   // Null until the target has one: it may take its layout from the run.
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
-  // Called instead of adopt_layout() if the weights belong to another run. From now on the first
-  // full version of `run` replaces them, whatever its number; `layout` is that run's. Until then
-  // the weights keep their version, unless the layout differs: then they are no version.
-  // kWrongLayout, naming a tensor that was followed in the old run and is not published by this
-  // one. kWrongRun if `run` was replaced in this way before.
+  // Call it instead of adopt_layout() if the weights belong to another run than `run`. The next
+  // full version of `run` then replaces them, whatever its number. Until that is committed the
+  // weights keep their version; if `layout`, the layout of `run`, differs from theirs, they hold
+  // none. kWrongLayout, naming tensors, if the old run changed some that `run` does not publish, or
+  // if this target cannot change its layout. kWrongRun if it cannot change its run, or another run
+  // replaced `run` here before.
   [[nodiscard]] virtual Status admit(const Hash128& run, const WeightLayout& layout) {
     return error(StatusCode::kWrongRun, "this target cannot change from its run to run ",
                  to_hex(run), " with ", layout.size(), " tensors");
@@ -157,20 +166,21 @@ class WeightTarget {
   [[nodiscard]] virtual TargetState state() const = 0;
   // Tensors that lie beside the weights and that the run does not publish: never written.
   [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }
-  // The same with digests of their bits, taken when the layout was adopted or now.
+  // The same tensors with the digests of their bits, computed when the layout was adopted or by
+  // this call.
   [[nodiscard]] virtual std::vector<LeftTensor> left_tensors() const { return {}; }
-  // How many places of held tensors cannot be read back, so that the digest does not prove them.
+  // How many places of tensors the digest does not prove, because they cannot be read back.
   [[nodiscard]] virtual std::size_t unproven_tensors() const { return 0; }
   // Completes or undoes an interrupted commit, if the target can, so that its state may become
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;
-  // The blocks that it needs of a version. Null: all.
+  // The blocks that this target needs of a version. Null: all.
   [[nodiscard]] virtual std::shared_ptr<const TargetNeeds> needs() const { return nullptr; }
-  // The absolute path of the checkpoint directory that it patches; empty: the weights lie
+  // The absolute path of the checkpoint directory that this target patches; empty: the weights lie
   // elsewhere.
   [[nodiscard]] virtual std::string checkpoint_dir() const { return {}; }
-  // How many units of the tensor are held unconverted, each counted once: blocks that are coded
-  // relative to their old units can only be decoded if those are here. The layout must be known.
+  // The number of units of the tensor whose old values can be read here, unconverted: `compact` can
+  // be decoded for these only. The layout must be known.
   [[nodiscard]] virtual std::uint64_t readable_units(std::uint32_t tensor) const {
     return (*layout())[tensor].units();
   }
@@ -184,14 +194,14 @@ class WeightTarget {
   // Applies from the next stage() on. A target that proves its weights in another way ignores it.
   virtual void set_proof(const ProofRule& /*rule*/) {}
   // Call it before fetching a chain whose first and last manifests are these. The result does work
-  // of the coming stage() while the parts arrive; pass it to stage() in the first version. Null:
-  // nothing can be done ahead.
+  // of the coming stage() while the parts arrive: pass it to stage() as `ahead` of the first
+  // version. Null: nothing can be done ahead.
   [[nodiscard]] virtual std::shared_ptr<StageAhead> begin_stage(const Manifest& /*first*/,
                                                                 const Manifest& /*last*/) {
     return nullptr;
   }
-  // The memory in which this target can use blocks of this version, if it is staged alone. Null:
-  // fetch them to the host. The target outlives what is taken from the memory.
+  // If this version is staged alone: the memory into which its blocks can be fetched. Null: fetch
+  // them to the host. Release what was taken from the memory before the target is destroyed.
   [[nodiscard]] virtual ArrivalMemory* arrivals(const Manifest& /*version*/) { return nullptr; }
   // `chain`: adjoining deltas that start at the target's version and are committed as one; or one
   // full version. Reads the target's weights without writing them; the engine may go on reading
@@ -200,11 +210,11 @@ class WeightTarget {
       std::vector<FetchedVersion> chain) = 0;
 };
 
-// Ok if the tensors beside the weights are those of the run's base, as far as the announcement and
-// the target have their digests. Otherwise kWrongBase, naming the tensor.
+// Compares the tensors beside the weights with the digests of the run's base in its announcement.
+// kWrongBase, naming the tensor, if one differs. A tensor without a digest on either side passes.
 [[nodiscard]] Status check_left_alone(std::span<const LeftTensor> left, const RunInfo& run);
 
-// Memory for staging beside the weights. It grows to what the largest version so far needed.
+// The memory that staging uses beside the weights: as much as the largest version so far needed.
 struct StagingMemory {
   std::uint64_t device_bytes = 0;
   std::uint64_t pinned_bytes = 0;
@@ -238,21 +248,24 @@ class MappedTarget final : public WeightTarget {
   [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) override;
 
-  // Whether the state's digest was computed from the weights' own bits, of all tensors.
+  // Whether all weights lie here unconverted, so that the state's digest is computed from their
+  // bits.
   [[nodiscard]] bool proven() const;
-  // Whether a version is held, and the digests in tracked() are known: read from the weights when
-  // this target was opened, or taken from a full version. Every commit and undo updates them.
+  // Whether the target holds a version and knows the digests that tracked() returns: it has read
+  // them from the weights when it was opened, or computed them from a full version.
   [[nodiscard]] bool proven_in_share() const;
-  // Reads the weights, at every place where they can be read back: O(weights). kMismatch, naming
-  // tensor, parameter and rank, if they differ from tracked(); the state is then not valid any
+  // Reads all weights that can be read back, and compares them with tracked(): O(weights).
+  // kMismatch, naming tensor, parameter and rank, if they differ; the state is then not valid any
   // more. kWrongBase if the state was not valid before.
   [[nodiscard]] Result<Shares> sweep();
-  // The weights' shares, without reading the weights: commits and undos keep them up to date. The
-  // reference is valid until the next one. Digests are zero until a version is held.
+  // The shares, without reading the weights: commits and undos keep the digests up to date. These
+  // are zero until proven_in_share(). The reference is valid until the next commit, undo or
+  // replace().
   [[nodiscard]] const Shares& tracked() const;
   [[nodiscard]] std::size_t unproven_tensors() const override { return tracked().unproven.size(); }
-  // The three calls below read the weights as they are, whatever the state: to find damaged places.
-  // look() reads all weights, blocks() one tensor, copies() some units of it (held_copies.h).
+  // The next three calls read the weights as they are, to find damaged places; the state may be
+  // invalid. look() reads all weights, blocks() one tensor, copies() some units of one
+  // (held_copies.h).
   [[nodiscard]] Result<LookedShares> look() const;
   [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor, std::uint64_t block_units) const;
   [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
@@ -263,9 +276,10 @@ class MappedTarget final : public WeightTarget {
                             std::span<std::byte> out) const;
   // The bytes of a tensor that lies contiguous in host memory; empty for others.
   [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const;
-  // Replaces the weights with others, as make_mapped_target() takes them: an engine has moved its
-  // tensors. Updates that were staged or committed before can then neither be committed nor taken
-  // back (kBusy). Any thread, but not during a commit, nor while the engine uses the tensors.
+  // Takes other memory for the weights, after an engine has moved its tensors; the arguments are
+  // those of make_mapped_target(). Updates that were staged before can then not be committed, and
+  // updates that were committed before not be undone (kBusy). Any thread may call it, but not
+  // during a commit, nor while the engine uses the tensors.
   [[nodiscard]] Status replace(MappedParts parts, const MappedOptions& options);
 
  private:
@@ -281,15 +295,17 @@ class WeightMemory;  // weight_memory.h
     const WeightLayout& layout, const std::vector<std::byte*>& data,
     std::optional<VersionId> initial, unsigned threads,
     std::shared_ptr<WeightMemory> memory = nullptr);
-// The same in memory of its own, zeroed, allocated when the layout is known; or, with `base`, a
-// copy of that checkpoint, as version 0 of a run that is not known yet.
+// Contiguous tensors that the target allocates itself in `memory`. Without `base` they are zero,
+// and allocated when the layout is adopted. With `base` they are a copy of that checkpoint, as
+// version 0 of a run that is not known yet.
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_owned_target(
     FileSystem& fs, const std::optional<std::string>& base, unsigned threads,
     std::shared_ptr<WeightMemory> memory = nullptr);
 // A local checkpoint directory, patched in place with a journal (checkpoint_patcher.h). It must
-// exist and hold its base, or a version of the run. All weights are read once to compute or prove
-// their digest; a checkpoint that differs from its state is not valid, and a full version replaces
-// it. The directory is locked while the target lives (kBusy if another process holds the lock).
+// exist and hold its base, or a version of the run. All weights are read once to compute their
+// digest; if that is not the recorded one, the state is not valid, and only a full version is
+// accepted. The directory is locked while the target lives (kBusy if another process holds the
+// lock).
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(
     FileSystem& fs, const std::string& checkpoint, unsigned threads);
 

@@ -261,7 +261,7 @@ TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
 
 // Versions that were published before any receiver reported slices: a receiver skips those that it
 // cannot decode with part of a block, and takes a full version.
-TEST_P(FetchByNeed, WhoComesLateIsBroughtBackByAFullVersion) {
+TEST_P(FetchByNeed, ALateReceiverGetsAFullVersion) {
   Trainer trainer(hub_, 1, options(false), base_);
   expect_ok(trainer.opened());
   const Weights first = changed_weights(base_, 3, 0.05);

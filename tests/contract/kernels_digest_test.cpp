@@ -159,7 +159,7 @@ TEST_P(KernelsDigest, ChangeDoesNotOverflowWhereAllBitsChange) {
 }
 
 // More blocks than an implementation sums at a time, with a change in each.
-TEST_P(KernelsDigest, ChangeOfManyBlocksIsWhatReferenceSays) {
+TEST_P(KernelsDigest, ChangeOfManyBlocksIsThatOfTheReference) {
   for (const unsigned width : kWidths) {
     std::vector<std::uint32_t> offsets;
     for (std::uint32_t i = 0; i < 1000; ++i) offsets.push_back(i * 4097 / width);

@@ -62,7 +62,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs_of(const StridedCase&
   return pairs;
 }
 
-TEST(StridedMap, SaysWhereACopyBetweenTheViewsPutsEveryUnit) {
+TEST(StridedMap, MapsEveryUnitAsACopyBetweenTheViews) {
   for (const StridedCase& each : cases()) {
     SCOPED_TRACE(each.name);
     const StridedMap map = map_of(each);

@@ -189,7 +189,7 @@ TEST_F(ModuleTest, FollowsStepsAndFoldsAndGoesBack) {
   EXPECT_EQ(target->state().id.version, 1U);
 }
 
-TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNoVersionIsHeld) {
+TEST_F(ModuleTest, AForeignWriteIsFoundAndNoVersionIsHeld) {
   const Publication first = run_.step(1);
   for (const WeightMap& map : maps_) {
     const auto target = open_base();
@@ -278,7 +278,7 @@ TEST_F(ModuleTest, AnAnchorWritesWhatDiffersAndGoesBack) {
   EXPECT_EQ(target->state().digest, digest_of(run_.weights[0]));
 }
 
-TEST_F(ModuleTest, AnAnchorHealsWhatSomebodyElseWrote) {
+TEST_F(ModuleTest, AnAnchorReplacesForeignWrites) {
   static_cast<void>(run_.step(1));
   for (const WeightMap& map : maps_) {
     load(run_.weights[0]);
@@ -322,7 +322,7 @@ TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
 }
 
 // The old values that an anchor keeps include the foreign write.
-TEST_F(ModuleTest, WhatSomebodyElseWroteBeforeAnAnchorIsNotTheVersionBefore) {
+TEST_F(ModuleTest, UndoingAnAnchorAfterAForeignWriteHoldsNoVersion) {
   const std::uint64_t version = run_.step(1).manifest.id.version;
   for (const bool everywhere : {false, true}) {
     load(run_.weights[0]);
@@ -479,10 +479,10 @@ TEST_F(ModuleTest, CompactGoesThroughTheMapsAndIsRefusedOfHalfABlock) {
   EXPECT_TRUE(holds(run_.weights[0]));
 }
 
-class OwnBitsTest : public ModuleTest, public ::testing::WithParamInterface<Encoding> {};
-INSTANTIATE_TEST_SUITE_P(, OwnBitsTest, ::testing::Values(Encoding::kXor, Encoding::kCompact));
+class OldBitsTest : public ModuleTest, public ::testing::WithParamInterface<Encoding> {};
+INSTANTIATE_TEST_SUITE_P(, OldBitsTest, ::testing::Values(Encoding::kXor, Encoding::kCompact));
 
-TEST_P(OwnBitsTest, IsRefusedForTensorsWhoseOwnBitsAreNotHere) {
+TEST_P(OldBitsTest, IsRefusedForTensorsThatAreConvertedOrWrittenByTheLoader) {
   const bool xored = GetParam() == Encoding::kXor;
   const Publication step =
       run_.step(1, xored ? DirectoryLayout::kHfDelta : DirectoryLayout::kFrames, GetParam());

@@ -264,7 +264,7 @@ TEST_P(RecordedInt4, SlimeMakesTheSameCodesAndScales) {
 }
 
 // One group, computed by hand: its codes, and its scale as bfloat16.
-TEST(Int4Groups, AreAsTheRuleSays) {
+TEST(Int4Groups, AreAsTheRuleDefines) {
   const float inf = std::numeric_limits<float>::infinity();
   const auto group_of = [](std::vector<float> first) {
     std::vector<std::uint16_t> weights(32);

@@ -183,7 +183,7 @@ TEST_P(RoadContractTest, NoRangeIsSeenBeforeTheSeal) {
   expect_ranges(*receiver, step(1), receipts->front(), parts[0][0], {{0, 10}});
 }
 
-TEST_P(RoadContractTest, RangesAreFetchedByManyThreadsIfTheRoadSaysSo) {
+TEST_P(RoadContractTest, RangesAreFetchedByManyThreadsIfTheRoadAllowsIt) {
   MAKE_WORLD(world);
   const RankParts parts = some_parts(1, 2, 200'000, 49);
   const auto receipts = publish(world, step(1), parts);

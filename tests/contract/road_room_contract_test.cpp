@@ -116,7 +116,7 @@ TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {
 }
 
 // Roads on which prune() removes versions.
-TEST_P(RoadContractTest, PruneRemovesOnlyWhatItWasTold) {
+TEST_P(RoadContractTest, PruneRemovesOnlyWhatTheAnchorReplaces) {
   if (GetParam().ring) GTEST_SKIP() << "this road's ring makes its room: see ARingPrunesNothing";
   MAKE_WORLD(world, {.ranks = 2});
   for (const auto& id : {anchor(0), step(1), step(2), anchor(2), step(3), step(4), anchor(4)}) {
@@ -149,7 +149,7 @@ TEST_P(RoadContractTest, PruneKeepsTheStepsPastAListedReceiver) {
   EXPECT_EQ(listed(*fast), std::vector{step(6)});
 }
 
-TEST_P(RoadContractTest, PruneKeepsTheOldestAnchorForWhoHasNothing) {
+TEST_P(RoadContractTest, PruneKeepsTheOldestAnchorForAReceiverWithoutAVersion) {
   if (GetParam().ring) GTEST_SKIP() << "this road's ring makes its room: see ARingPrunesNothing";
   MAKE_WORLD(world);
   for (const auto& id : {step(1), step(2), anchor(2), step(3), step(4), anchor(4), step(5)}) {
@@ -163,7 +163,7 @@ TEST_P(RoadContractTest, PruneKeepsTheOldestAnchorForWhoHasNothing) {
   EXPECT_EQ(*world.sender(0).prune(4), (std::vector{anchor(2), step(3)}));
 }
 
-TEST_P(RoadContractTest, PruneKeepsEverythingForWhoHasTheBase) {
+TEST_P(RoadContractTest, PruneKeepsEverythingForAReceiverAtTheBase) {
   if (GetParam().ring) GTEST_SKIP() << "this road's ring makes its room: see ARingPrunesNothing";
   MAKE_WORLD(world);
   for (const auto& id : {step(1), step(2), anchor(2), step(3)}) {

@@ -234,7 +234,7 @@ TEST_F(Shares, TensorsAsTheyAreInEveryEncoding) {
   }
 }
 
-TEST_F(Shares, InThePauseIfAsked) {
+TEST_F(Shares, InThePauseIfConfigured) {
   ShardedWeights engine(run_, 3);
   RankWeights& rank = *engine.ranks().front();
   MappedTarget& target = rank.target();
@@ -254,7 +254,7 @@ TEST_F(Shares, InThePauseIfAsked) {
 }
 
 // No step changes "still", so only a sweep reads it.
-TEST_F(Shares, EverySoManyVersionsIfAsked) {
+TEST_F(Shares, EverySoManyVersionsIfConfigured) {
   const std::uint32_t still = *run_.layout.find("f.still.weight");
   for (const std::uint64_t every : {1, 3}) {
     ShardedWeights engine(run_, 4);

@@ -94,7 +94,7 @@ TEST_P(DeltaTable, AWrongDigestLeavesEveryBitAsItWas) {
   EXPECT_TRUE(target->state().valid);
 }
 
-TEST_P(DeltaTable, WhatSomebodyElseWroteIsFoundAndNoVersionIsHeld) {
+TEST_P(DeltaTable, AForeignWriteIsFoundAndNoVersionIsHeld) {
   const Publication first = step(1);
   for (std::size_t map = 0; map < weights_.maps(); ++map) {
     const auto target = weights_.open(VersionId{});
@@ -183,7 +183,7 @@ TEST_P(FullTable, OntoNoVersionStays) {
       << "never back";
 }
 
-TEST_P(FullTable, HealsWhatSomebodyElseWrote) {
+TEST_P(FullTable, ReplacesForeignWrites) {
   const auto target = weights_.open(VersionId{});
   for (std::size_t map = 0; map < weights_.maps(); ++map) {
     for (std::uint64_t unit = 0; unit < 40 && !weights_.flip(map, unit); ++unit) {
@@ -195,7 +195,7 @@ TEST_P(FullTable, HealsWhatSomebodyElseWrote) {
   EXPECT_TRUE(weights_.holds(run_.weights[2]));
 }
 
-TEST_P(FullTable, ADigestThatIsNotItsOwnIsRefusedBeforeAnythingIsTouched) {
+TEST_P(FullTable, AWrongDigestIsRefusedBeforeAnythingIsTouched) {
   Publication bad = anchor(2);
   bad.manifest.digest.lanes[1] ^= 1;
   const auto target = weights_.open(VersionId{});

@@ -73,7 +73,7 @@ class BeginFaultTest : public ::testing::Test {
   std::vector<std::unique_ptr<Publisher>> publishers_;
 };
 
-TEST_F(BeginFaultTest, AFailureBeforeTheOtherRankHasBegunIsHeardAtOnce) {
+TEST_F(BeginFaultTest, AFailureBeforeAnotherRankHasBegunReachesItAtOnce) {
   roads_[1]->delay_begin(50ms);
   std::uint64_t seed = 0;
   for (unsigned bad = 0; bad < kRanks; ++bad) {

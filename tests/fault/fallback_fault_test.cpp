@@ -473,7 +473,7 @@ TEST_P(FallbackTest, ARolloutThatCannotReadWhereTheTrainerPublishesFailsByItsDea
 
 // The run is announced on the fallback, but the trainer does not learn it: rollouts switch, so no
 // version may go by the first road any more.
-TEST_P(FallbackTest, ASwitchWhoseAnnouncementIsInDoubtIsMadeByTheNextVersion) {
+TEST_P(FallbackTest, AnUnconfirmedSwitchIsCompletedByTheNextVersion) {
   start_trainer();
   auto rollout = start_rollout("rollout");
   publish_well();

@@ -243,7 +243,7 @@ TEST_P(Fence, ANumberThatWasVisibleIsNotUsedAgain) {
   EXPECT_TRUE(follow(ours_).ok());
 }
 
-TEST_P(Fence, ARunWhoseUsedNumbersNobodyKnowsIsNotResumed) {
+TEST_P(Fence, ARunWithoutItsRecordOfUsedNumbersIsNotResumed) {
   {
     DirectoryTrainer first(posix_file_system(), dir(), GetParam(), base_);
     ASSERT_EQ(first.publish(one_).to_string(), "ok");

@@ -239,7 +239,7 @@ TEST_F(LiveOnGpu, AStepOfFarMoreChangesGoesOutWhole) {
 }
 
 // The call cannot know how many changes there will be; the next version sweeps and finds them.
-TEST_F(LiveOnGpu, BehindAStepFarMoreChangesGoOutWithTheNextVersion) {
+TEST_F(LiveOnGpu, ChangesThatDoNotFitInTheBackgroundGoWithTheNextVersion) {
   PublisherOptions options = quick_options();
   options.full_above_density = 1;
   open(options);
@@ -252,7 +252,7 @@ TEST_F(LiveOnGpu, BehindAStepFarMoreChangesGoOutWithTheNextVersion) {
   EXPECT_EQ(publish().live.resent_tensors, 1U);
 }
 
-TEST_F(LiveOnGpu, BehindAStepOtherWeightsFailTheVersion) {
+TEST_F(LiveOnGpu, OtherWeightsInTheBackgroundFailTheVersion) {
   open();
   ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
   ASSERT_TRUE(publisher_->observe(trainer_, nullptr, true).ok());

@@ -212,7 +212,7 @@ TEST_P(DeviceFull, ReplacesWhateverIsThere) {
   commit_both(pair, {run_.step(3)}, Arrival::kHost);
 }
 
-TEST_P(DeviceFull, ADigestThatIsNotItsOwnIsRefusedBeforeAnythingIsTouched) {
+TEST_P(DeviceFull, AWrongDigestIsRefusedBeforeAnythingIsTouched) {
   Publication anchor = run_.anchor(2, GetParam().layout);
   anchor.manifest.digest.lanes[1] ^= 1;
   Pair pair(run_.weights[0], run_.layout);

@@ -140,7 +140,7 @@ TEST(HubGroup, ALostLinkIsMadeAgainAndTheNextEpochMeets) {
   EXPECT_TRUE(meet(groups));
 }
 
-TEST(HubGroup, ARankOfAnEarlierStartEndsAtOnceAndIsNotHeard) {
+TEST(HubGroup, MessagesOfARankOfAnEarlierStartAreDroppedAndItEnds) {
   HubPorts ports;
   Groups before = make_hub_groups(ports, 3);
   ASSERT_TRUE(meet(before));

@@ -37,7 +37,7 @@ class HubPort : public ::testing::Test {
   HubPorts ports_;
 };
 
-TEST_F(HubPort, ServicesOnOneAddressHearTheirOwnPeers) {
+TEST_F(HubPort, ServicesOnOneAddressReceiveFromTheirPeersOnly) {
   const auto one = serve("one");
   const auto two = serve("two");
   auto to_one = link_to("one");
@@ -84,7 +84,7 @@ TEST_F(HubPort, AServiceIsServedOnceAndAgainAfterItsEnd) {
   ASSERT_OK(link_to("one"));
 }
 
-TEST_F(HubPort, AMemberThatNamesNoServiceOrAStrangeOneReachesNobody) {
+TEST_F(HubPort, AnUnknownServiceNameIsRefused) {
   const auto one = serve("one");
   auto connect = hub::make_tcp_connector(ports_.options());
   ASSERT_OK(connect);

@@ -91,7 +91,7 @@ TEST_F(TcpHubTest, BothSidesLearnThatTheOtherIsGone) {
   EXPECT_EQ(events(1).at(0).kind, HubEvent::Kind::kWent);
 }
 
-TEST_F(TcpHubTest, WhoDoesNotKnowTheTokenIsNotLetIn) {
+TEST_F(TcpHubTest, AConnectionWithoutTheTokenIsRefused) {
   HubOptions wrong = options_;
   wrong.token_file = write_token(dir_.file("wrong"), "another secret of 16+ bytes");
   EXPECT_FALSE(connect(wrong).ok());
@@ -139,7 +139,7 @@ TEST_F(TcpHubTest, RandomBytesDoNotDisturbIt) {
   EXPECT_TRUE(connect(options_).ok());
 }
 
-TEST_F(TcpHubTest, SilentConnectionsShutNobodyOut) {
+TEST_F(TcpHubTest, SilentConnectionsDoNotExcludeOthers) {
   auto known = connect(options_);
   ASSERT_OK(known);
   std::vector<hub::Socket> strangers;

@@ -403,7 +403,7 @@ TEST_F(Hdf5SinkTest, APartBeyondTheLimitIsRefused) {
   EXPECT_TRUE(sink_->abort().ok());
 }
 
-TEST_F(Hdf5SinkTest, AFullDiskIsEverybodysFailureAndLeavesNothingBehind) {
+TEST_F(Hdf5SinkTest, AFullDiskFailsOnEveryRankAndLeavesNoFiles) {
   const std::string small = path_ + "/small";
   int mounted = 0;
   if (rank() == 0 && std::filesystem::create_directory(small)) {

@@ -49,7 +49,7 @@ TEST_P(NcclFarewellTest, ReportsToALeaderThatHasClosedFailAtOnce) {
   EXPECT_EQ(later.code(), StatusCode::kIo) << later.to_string();
 }
 
-TEST_P(NcclFarewellTest, WhatWasAskedBeforeTheEndIsAnswered) {
+TEST_P(NcclFarewellTest, ARequestBeforeTheEndIsAnswered) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   faults_->hold_until_it_closes(nccl::MessageKind::kReport);
   auto reporting =
@@ -59,7 +59,7 @@ TEST_P(NcclFarewellTest, WhatWasAskedBeforeTheEndIsAnswered) {
   ASSERT_OK(reporting.get());
 }
 
-TEST_P(NcclFarewellTest, AFarewellIsHeardByWhoFindsTheLinkLostWhenItSpeaks) {
+TEST_P(NcclFarewellTest, AReceiverThatLosesItsLinkReceivesTheFarewell) {
   options_.silence = std::chrono::seconds(5);  // a sign of life each second
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   link_faults_->tears = true;
@@ -81,7 +81,7 @@ TEST_P(NcclFarewellTest, LeavingWaitsForALeaderThatIsSlow) {
   EXPECT_TRUE(sender_->receivers()->empty());
 }
 
-TEST_P(NcclFarewellTest, ALeaderThatDiedWithoutAWordIsWaitedForUntilTheDeadline) {
+TEST_P(NcclFarewellTest, ALeaderThatDiedIsWaitedForUntilTheDeadline) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   faults_->fall_silent();
   const Status mute = receiver_->leave(in_ms(300));
@@ -93,7 +93,7 @@ TEST_P(NcclFarewellTest, ALeaderThatDiedWithoutAWordIsWaitedForUntilTheDeadline)
   EXPECT_EQ(gone.code(), StatusCode::kDeadlineExceeded) << gone.to_string();
 }
 
-TEST_P(NcclFarewellTest, ANewLeaderIsToldAsTheFirstOneWas) {
+TEST_P(NcclFarewellTest, ReportsAndLeavesReachANewLeader) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   sender_.reset();
   ASSERT_NO_FATAL_FAILURE(start_leader(1, 1));
@@ -130,7 +130,7 @@ TEST_P(NcclFarewellTest, ARankOfAnotherStartIsDropped) {
 }
 
 // Also if the other side is about to send, and thereby finds the link lost.
-TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
+TEST_P(NcclFarewellTest, MessagesThatAHubSendsBeforeItEndsArrive) {
   auto hub = meet_.hub();
   ASSERT_OK(hub);
   auto connector = meet_.connector();

@@ -71,7 +71,7 @@ class NcclFaultsTest : public ::testing::Test {
   std::vector<PartReceipt> receipts_;
 };
 
-TEST_F(NcclFaultsTest, CommunicatorsAreUsedAgainWhileNobodyComesOrGoes) {
+TEST_F(NcclFaultsTest, CommunicatorsAreReusedWhileTheReceiversStay) {
   start_leader(2);
   Peer a = receiver("a");
   Peer b = receiver("b");
@@ -143,7 +143,7 @@ TEST_F(NcclFaultsTest, DamagedBytesAreNotAcknowledged) {
   expect_has(a, step(1));
 }
 
-TEST_F(NcclFaultsTest, AReceiverWithoutMemorySaysSo) {
+TEST_F(NcclFaultsTest, AReceiverWithoutMemoryReportsIt) {
   start_leader(1);
   Peer a = receiver("a");
   a.faults->full = true;
@@ -154,7 +154,7 @@ TEST_F(NcclFaultsTest, AReceiverWithoutMemorySaysSo) {
   expect_has(a, step(1));
 }
 
-TEST_F(NcclFaultsTest, WhoHasLeftIsNotSentTo) {
+TEST_F(NcclFaultsTest, AReceiverThatHasLeftGetsNoVersions) {
   start_leader(2);
   Peer a = receiver("a");
   Peer leaving = receiver("leaving");
@@ -168,7 +168,7 @@ TEST_F(NcclFaultsTest, WhoHasLeftIsNotSentTo) {
   expect_has(leaving, step(3));
 }
 
-TEST_F(NcclFaultsTest, TheFirstPublicationWaitsForTheReceiversThatWereAskedFor) {
+TEST_F(NcclFaultsTest, TheFirstPublicationWaitsForTheConfiguredReceivers) {
   start_leader(1);
   const Status early = sender_->begin(step(1), in_ms(100));
   EXPECT_EQ(early.code(), StatusCode::kDeadlineExceeded) << early.to_string();
@@ -201,7 +201,7 @@ TEST_F(NcclFaultsTest, SealingTwiceOrBeforeTheFlushIsRefused) {
   EXPECT_FALSE(sender_->seal("manifest", soon()).ok());
 }
 
-TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
+TEST(NcclFileRendezvous, TheLastToEndLeavesNoFiles) {
   for (const bool leader_ends_first : {false, true}) {
     const TempDir dir(TempDir::Where::kMemory);
     const HostRendezvous meet = file_rendezvous(dir.file("meet"));

@@ -171,7 +171,7 @@ void expect_whole(Objects& objects) {
 class Sleepers : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(IfMatch, Sleepers, ::testing::Bool());
 
-TEST_P(Sleepers, LeaveNothingHalfBehind) {
+TEST_P(Sleepers, LeaveNothingUnfinished) {
   for (std::uint64_t seed = 0; seed < 700; ++seed) {
     std::mt19937_64 random(seed);
     Objects objects{{}, GetParam()};

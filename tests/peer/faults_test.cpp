@@ -78,7 +78,7 @@ TEST(PeerFaultTest, AProcessWithoutTheTokenIsNotServed) {
   ASSERT_OK(served.read(known, step(1), {0, 10}));
 }
 
-TEST(PeerFaultTest, SilentConnectionsDoNotKeepReadersOut) {
+TEST(PeerFaultTest, SilentConnectionsDoNotExcludeReaders) {
   Served served;
   std::vector<hub::Socket> strangers;
   for (int i = 0; i < 200; ++i) strangers.push_back(served.connect());
@@ -117,7 +117,7 @@ TEST(PeerFaultTest, MalformedRequestsEndTheConnectionAlone) {
   EXPECT_TRUE(std::ranges::equal(still->front().bytes(), std::span(served.bytes).subspan(5, 20)));
 }
 
-TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndHoldsNobodyUp) {
+TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndDelaysNothing) {
   PeerOptions options;
   options.stall = milliseconds(300);
   options.readers = 1;
@@ -137,7 +137,7 @@ TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndHoldsNobodyUp) {
   ASSERT_OK(served.read(other, step(1), {0, 10}, 20'000));
 }
 
-TEST(PeerFaultTest, AServerThatSaysNothingIsGivenUp) {
+TEST(PeerFaultTest, AServerThatSendsNothingIsGivenUp) {
   Served served;
   std::string bound;
   const auto listener = hub::listen_on("127.0.0.1:0", &bound);
@@ -182,7 +182,7 @@ TEST(PeerFaultTest, MappedMemoryIsNeverUsedForAnotherPart) {
   EXPECT_TRUE(std::ranges::equal(held->front().bytes(), served.bytes));
 }
 
-TEST(PeerFaultTest, MemoryThatNobodyMappedIsUsedAgain) {
+TEST(PeerFaultTest, MemoryThatNoReaderMappedIsReused) {
   Served served;
   const std::byte* const before = served.store->find(step(1), "part")->memory.data();
   served.store->drop(step(1));
@@ -226,7 +226,7 @@ TEST(PeerFaultTest, ASealWithoutEveryRankIsRefused) {
   EXPECT_TRUE(listed(*world.receiver()).empty());
 }
 
-TEST(PeerFaultTest, AfterTheLeaderHasClosedNobodyWaits) {
+TEST(PeerFaultTest, AfterTheLeaderHasClosedNoCallWaits) {
   auto world = std::make_unique<PeerWorld>(WorldOptions{});
   const auto receiver = world->receiver();
   ASSERT_OK(receiver->report({"one", 0, ""}, soon()));
@@ -255,7 +255,7 @@ TEST(PeerFaultTest, AReceiverThatWasReplacedDoesNotSignItsSuccessorOff) {
   EXPECT_EQ(world.sender(0).left(), std::vector<std::string>{"one"});
 }
 
-TEST(PeerFaultTest, TheEndIsHeardAndWaitsForConnectedReceivers) {
+TEST(PeerFaultTest, TheEndReachesConnectedReceiversAndWaitsForThem) {
   PeerWorld world({});
   auto road = world.make_road(0, 1);
   auto receiver = make_receiver(road);

@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
-// The least time for a proof; after that the oldest connection makes room for the next one if there
+// A connection has at least this time to prove itself. After that a new one may replace it if there
 // are too many.
 constexpr milliseconds kLeastProofTime{250};
 constexpr milliseconds kFullPause{10};   // between checks while connections wait or finish
@@ -168,7 +168,7 @@ class TcpHub final : public Hub {
   [[nodiscard]] SharedContent content_of(std::string text) {
     return std::make_shared<const Content>(std::move(text), queued_bytes_);
   }
-  // Reuses the last content: a message to many peers is sent to one after the other.
+  // A message to many peers is sent to one after the other, so the last content is reused.
   [[nodiscard]] SharedContent shared(std::string_view text) {
     SharedContent content = last_shared_.lock();
     if (content == nullptr || content->text() != text) content = content_of(std::string(text));

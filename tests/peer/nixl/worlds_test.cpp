@@ -21,7 +21,7 @@ INSTANTIATE_TEST_SUITE_P(Peer, RoadContractTest, ::testing::ValuesIn(nixl_cases(
 
 TEST(PeerNixlTest, IsHere) { NEED_NIXL(); }
 
-TEST(PeerNixlTest, SaysHowTheBytesCame) {
+TEST(PeerNixlTest, ReportsTheCarrierOfTheBytes) {
   NEED_NIXL();
   PeerWorld world({}, PeerCarrier::kNixl, nixl_library().path);
   EXPECT_NE(world.sender(0).notes().front().find("and by NIXL"), std::string::npos);

@@ -159,7 +159,7 @@ TEST_F(HostShmTest, NamesArePlainAndShort) {
   EXPECT_TRUE(make_host_shm_sender(options_).ok());
 }
 
-TEST_F(HostShmTest, ASecondSenderIsRefusedAndToldWhoIsFirst) {
+TEST_F(HostShmTest, ASecondSenderIsRefusedWithTheProcessOfTheFirst) {
   Child first([&] {
     static auto road = make_host_shm_sender(options_);
     return road.ok();
@@ -229,7 +229,7 @@ TEST_F(HostShmTest, TheSegmentsOfADeadSenderAreReadableUntilTheNextRemovesThem) 
   ASSERT_OK(worker->wait_beyond(0, soon()));
 }
 
-TEST_F(HostShmTest, ADeadReceiverIsForgottenAtOnceAndBlocksNobody) {
+TEST_F(HostShmTest, ADeadReceiverIsForgottenAtOnceAndBlocksNothing) {
   const auto road = sender();
   const auto living = receiver();
   ASSERT_OK(living->report({"living", 1, "proof"}, soon()));
@@ -302,7 +302,7 @@ TEST_F(HostShmTest, WhatIsNotSealedOrAbortedLeavesNoSegments) {
   EXPECT_EQ(road->begin(step(2), soon()).code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(HostShmTest, TheOrderlyEndRemovesEverythingButTheLastWord) {
+TEST_F(HostShmTest, TheOrderlyEndRemovesEverythingButTheEndOfTheRun) {
   {
     const auto road = sender();
     ASSERT_OK(road->announce("run", soon()));
@@ -336,7 +336,7 @@ TEST_F(HostShmTest, AnAnchorTakesTheRoomOfStepsAndOfTheOneBefore) {
   ASSERT_OK(put(*road, step(4), {{"part", random_part(40'000, 7)}}));
 }
 
-TEST_F(HostShmTest, HolesOfAPartAreZerosWithMemoryBehindThem) {
+TEST_F(HostShmTest, HolesOfAPartAreZerosInAllocatedMemory) {
   const auto road = sender();
   ASSERT_OK(road->begin(step(1), soon()));
   {

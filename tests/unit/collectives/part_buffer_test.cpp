@@ -36,7 +36,7 @@ TEST(PartBufferTest, WhatCannotBeHeldChangesNothing) {
   EXPECT_EQ(buffer.bytes().size(), 10U);
 }
 
-TEST(PartPoolTest, UsesMemoryAgainOnceNobodyReadsIt) {
+TEST(PartPoolTest, ReusesMemoryAfterItsLastReader) {
   const auto pool = std::make_shared<PartPool>(10'000'000);
   const auto take = [&](std::uint64_t size) {
     PartBuffer buffer = pool->take(size);

@@ -135,7 +135,7 @@ TEST_F(PartPacksTest, APartThatCouldNotBeWrittenFailsTheFlush) {
   EXPECT_NE(receipts.status().message().find("parts0003.pack"), std::string::npos);
 }
 
-TEST_F(PartPacksTest, RanksShareAsManyPacksAsTheOptionSays) {
+TEST_F(PartPacksTest, RanksShareAsManyPacksAsConfigured) {
   SharedFsOptions options;
   options.part_files = 8;
   EXPECT_FALSE(pack_of(options, 3, 8));

@@ -13,7 +13,7 @@ using Receivers = std::vector<ReceiverWatch::Receiver>;
 
 const Ids kThere{step(4), step(1), anchor(1), step(2), step(3), anchor(3)};
 
-TEST(PruningTest, WithoutReceiversAllThatWasAskedForGoesOldestFirst) {
+TEST(PruningTest, WithoutReceiversTheRequestedVersionsGoOldestFirst) {
   EXPECT_EQ(prunable(kThere, 3, {}), (Ids{step(1), anchor(1), step(2), step(3)}));
   EXPECT_EQ(prunable(kThere, 4, {}),
             (Ids{step(1), anchor(1), step(2), step(3), anchor(3), step(4)}));
@@ -25,16 +25,16 @@ TEST(PruningTest, TheSlowestReceiverDecides) {
   EXPECT_EQ(prunable(kThere, 4, receivers), (Ids{step(1), anchor(1), anchor(3)}));
 }
 
-TEST(PruningTest, WhoHasNothingKeepsTheOldestAnchorAndWhatFollows) {
+TEST(PruningTest, AReceiverWithoutAVersionKeepsTheOldestAnchorAndItsSteps) {
   EXPECT_EQ(prunable(kThere, 4, {{{"new", 0, ""}, true}}), (Ids{step(1), anchor(3)}));
   EXPECT_EQ(prunable({step(1), step(2)}, 2, {{{"new", 0, ""}, true}}), Ids()) << "no anchor";
 }
 
-TEST(PruningTest, WhoHasTheBaseKeepsAllSteps) {
+TEST(PruningTest, AReceiverAtTheBaseKeepsAllSteps) {
   EXPECT_EQ(prunable(kThere, 4, {{{"base", 0, "p"}, true}}), (Ids{anchor(1), anchor(3)}));
 }
 
-TEST(PruningTest, WhoCannotBeReadKeepsEverything) {
+TEST(PruningTest, AnUnreadableReceiverKeepsEverything) {
   EXPECT_EQ(prunable(kThere, 4, {{{"damaged", 0, ""}, false}}), Ids());
 }
 

@@ -128,7 +128,7 @@ TEST_P(RangeFetcherTest, NothingWantedIsNothingFetched) {
   EXPECT_EQ(report_->fetched_bytes, 0U);
 }
 
-TEST_P(RangeFetcherTest, NearRangesAreFetchedAsOneAndTheReportSaysWhatThatCost) {
+TEST_P(RangeFetcherTest, NearRangesAreFetchedAsOneAndTheReportCountsTheGaps) {
   wanted_[0].ranges = {{500, 100}, {0, 100}, {150, 50}, {520, 10}, {90'000, 1'000}};
   expect_taken({.gap_bytes = 50});
   EXPECT_EQ(report_->needed_bytes, 1'250U);
@@ -145,7 +145,7 @@ class BatchedRoad final : public ForwardingReceiveRoad {
   [[nodiscard]] bool batches_ranges() const override { return true; }
 };
 
-TEST_P(RangeFetcherTest, ARoadThatBatchesRangesIsAskedForSmallGapsOnly) {
+TEST_P(RangeFetcherTest, ARoadThatBatchesRangesFetchesSmallGapsOnly) {
   BatchedRoad road(hub_.receiver());
   EXPECT_TRUE(batches_ranges(road));
   ReceiveRoad& wrapped = road;

@@ -73,7 +73,7 @@ TEST(ReceiverWatchTest, ANewLeaderCountsFromItsFirstLook) {
   EXPECT_EQ(watch.look()->size(), 1U) << "how old the file is, is not known";
 }
 
-TEST(ReceiverWatchTest, NoDirectoryMeansNobody) {
+TEST(ReceiverWatchTest, NoDirectoryMeansNoReceivers) {
   const testing::TempDir dir;
   ReceiverWatch watch(posix_file_system(), dir.file("missing"), milliseconds(50));
   const auto alive = watch.look();

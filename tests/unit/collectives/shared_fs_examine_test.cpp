@@ -53,7 +53,7 @@ TEST_F(SharedFsExamineTest, AnyCallThatFailsIsFoundAndNothingStays) {
   }
 }
 
-TEST_F(SharedFsExamineTest, AFileSystemThatIsTooSlowIsLeftEmptyAndSaidSo) {
+TEST_F(SharedFsExamineTest, AFileSystemThatIsTooSlowIsReportedAndLeftEmpty) {
   const auto findings = examine(posix_file_system(), 0, std::chrono::milliseconds(0));
   EXPECT_EQ(state_of(findings, "deadline"), kFail);
   EXPECT_EQ(state_of(findings, "lock"), kSkip) << "it was not tried";

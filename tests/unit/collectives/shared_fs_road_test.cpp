@@ -194,7 +194,7 @@ TEST_F(SharedFsRoadTest, OnlyTheLeaderAnnouncesSealsAndPrunes) {
   EXPECT_EQ(other->receivers().status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(SharedFsRoadTest, PartsCannotTakeTheRoadsOwnNames) {
+TEST_F(SharedFsRoadTest, PartsCannotHaveReservedNames) {
   const auto leader = sender();
   ASSERT_OK(leader->begin(step(1), soon()));
   for (const char* name : {"manifest.json", "DONE", ".hidden"}) {
@@ -253,7 +253,7 @@ TEST_F(SharedFsRoadTest, AVersionThatAppearsPieceByPieceIsIncompleteUntilItIsThe
   EXPECT_EQ(part_code(), StatusCode::kOk);
 }
 
-TEST_F(SharedFsRoadTest, ForeignAndDamagedThingsAreToldApart) {
+TEST_F(SharedFsRoadTest, ForeignAndDamagedFilesHaveDifferentCodes) {
   const auto receipts = publish(*sender(), step(1));
   ASSERT_OK(receipts);
   const std::string part = road("weight_v000001/part");
@@ -330,7 +330,7 @@ TEST_F(SharedFsRoadTest, ADamagedReceiverFilePreventsPruning) {
   EXPECT_EQ(*leader->prune(2), std::vector{step(1)});
 }
 
-TEST_F(SharedFsRoadTest, ARestartedReceiverIsASignOfLifeThoughItSaysTheSame) {
+TEST_F(SharedFsRoadTest, ARestartedReceiverIsASignOfLifeEvenWithTheSameReport) {
   const auto leader = sender();
   ASSERT_OK(receiver()->report({"host", 1, "proof"}, soon()));
   const std::string first = content(road(".receivers/host.json"));

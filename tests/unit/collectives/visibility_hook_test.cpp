@@ -44,7 +44,7 @@ TEST(VisibilityHookTest, TheShellGetsTheVariablesAndTheRestOfTheEnvironment) {
   EXPECT_EQ(content(out), "/some/dir yes\n0\n") << "and there is no input";
 }
 
-TEST(VisibilityHookTest, AFailureNamesTheStatusAndWhatWasSaid) {
+TEST(VisibilityHookTest, AFailureHasTheExitStatusAndTheLastLineOfOutput) {
   const Status status = run("echo first >&2; echo out; echo 'no such mount' >&2; exit 3");
   ASSERT_EQ(status.code(), StatusCode::kIo);
   for (const char* part : {"before_read", "status 3", "no such mount"}) {
@@ -54,7 +54,7 @@ TEST(VisibilityHookTest, AFailureNamesTheStatusAndWhatWasSaid) {
   EXPECT_NE(run("kill -TERM $$").message().find("signal 15"), std::string::npos);
 }
 
-TEST(VisibilityHookTest, ManyWordsDoNotBlockIt) {
+TEST(VisibilityHookTest, LongOutputDoesNotBlockIt) {
   const Status status = run("yes 0123456789 | head -c 3000000 >&2; echo end >&2; exit 1");
   ASSERT_EQ(status.code(), StatusCode::kIo);
   EXPECT_TRUE(status.message().ends_with("end")) << status.to_string();

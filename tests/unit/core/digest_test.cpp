@@ -112,7 +112,7 @@ TEST(DigestDefinition, DigestOfKnownBytesIsFixed) {
             "1b585a8bdb8cd0351c554c7eb1874824");
 }
 
-TEST(DigestDefinition, TellsTensorsPlacesAndBlocksApart) {
+TEST(DigestDefinition, DependsOnTensorsPlacesAndBlocks) {
   std::vector<unsigned char> bytes(2 * kDigestBlockBytes);
   bytes[0] = 1;
   const Digest first = digest_by_definition("a", bytes);

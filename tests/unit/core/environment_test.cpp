@@ -52,7 +52,7 @@ TEST(Environment, WithoutThreadsTheCallerDoesAllWork) {
   EXPECT_EQ(done, 20);
 }
 
-TEST(Environment, WaitsInItsOwnTime) {
+TEST(Environment, WaitsByTheClockOfTheEnvironment) {
   StillEnvironment still;
   const EnvironmentScope scope(still);
   std::mutex mutex;

@@ -83,7 +83,7 @@ TEST_F(PosixFileSystemTest, OpenTakesExistingRegularFilesOnly) {
   EXPECT_EQ(fs_.open(at("fifo")).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndSaysWhere) {
+TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndNamesTheOffset) {
   make_file("f", "hello");
   auto file = fs_.open(at("f"));
   ASSERT_TRUE(file.ok());
@@ -94,7 +94,7 @@ TEST_F(PosixFileSystemTest, ReadingPastTheEndIsCorruptAndSaysWhere) {
   EXPECT_TRUE((*file)->pread(100, {}).ok());
 }
 
-TEST_F(PosixFileSystemTest, InfoTellsKindsApartWithoutFollowingLinks) {
+TEST_F(PosixFileSystemTest, InfoDistinguishesKindsWithoutFollowingLinks) {
   make_file("f", "12345");
   ASSERT_TRUE(fs_.make_directory(at("d")).ok());
   std::filesystem::create_symlink("f", at("link"));

@@ -144,7 +144,7 @@ TEST(Launch, AnActorOfRayHasNoRankAndIsNoMpiProcess) {
   EXPECT_EQ(shown(launch_in(both({{"RAY_RAYLET_PID", "12"}}, kMpirun))), wanted);
 }
 
-TEST(Launch, VariablesThatSomebodySet) {
+TEST(Launch, VariablesThatAreSetByHand) {
   const Environ set = {{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "1"}};
   EXPECT_EQ(shown(launch_in(set)), "variables 2/3 local 1  ");
   // One task of srun for each host starts the others.
@@ -175,7 +175,7 @@ TEST(Launch, WhatIsNoPlaceIsRefused) {
             "invalid_argument: RANK is '-1': expected a number");
 }
 
-TEST(Launch, AskedForByName) {
+TEST(Launch, SelectedByName) {
   const LaunchNames names{.rank = 1, .world = 2, .local_rank = 3, .address = "here"};
   EXPECT_EQ(shown(launch_in(kRay, names)), "ray 1/2 local 3 here ");
   EXPECT_EQ(shown(launch_in({}, {.rank = 1, .world = 2})), "none 1/2 local 0  ");

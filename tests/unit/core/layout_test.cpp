@@ -111,7 +111,7 @@ TEST(WeightLayout, SignatureIsFixed) {
   EXPECT_EQ(to_hex(weights.signature()), "2aa6980d57a18e5d6bab34342be6caf8");
 }
 
-TEST(WeightLayout, SignatureTellsNamesTypesAndShapesApart) {
+TEST(WeightLayout, SignatureDependsOnNamesTypesAndShapes) {
   const Hash128 base = layout({spec("a", DType::kBF16, {2, 3})}).signature();
   EXPECT_EQ(layout({spec("a", DType::kBF16, {2, 3})}).signature(), base);
   EXPECT_NE(layout({spec("b", DType::kBF16, {2, 3})}).signature(), base);

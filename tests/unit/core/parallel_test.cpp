@@ -112,7 +112,7 @@ TEST(ParallelFor, ExceptionsBecomeInternalErrors) {
 }
 
 // In a child, whose address space has room for one or two more threads.
-TEST(ParallelFor, DoesTheWorkWithFewerThreadsThanAskedFor) {
+TEST(ParallelFor, DoesTheWorkWithFewerThreadsThanRequested) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer needs the address space that this test takes away";
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

@@ -12,7 +12,7 @@
 namespace driftless {
 namespace {
 
-TEST(Status, DefaultIsOkAndSaysSo) {
+TEST(Status, DefaultIsOkAndPrintsIt) {
   const Status status;
   EXPECT_TRUE(status.ok());
   EXPECT_EQ(status.code(), StatusCode::kOk);
@@ -44,7 +44,7 @@ TEST(Status, ContextGoesBeforeTheMessageAndKeepsTheCode) {
   EXPECT_TRUE(Status().with_context("anything").ok());
 }
 
-TEST(Status, EveryCodeHasItsOwnName) {
+TEST(Status, EveryCodeHasADistinctName) {
   std::set<std::string_view> names;
   for (unsigned code = 0; code <= static_cast<unsigned>(StatusCode::kInternal); ++code) {
     const std::string_view name = to_string(static_cast<StatusCode>(code));

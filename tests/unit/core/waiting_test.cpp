@@ -37,7 +37,7 @@ TEST_F(WaitingTest, IsSilentAtFirst) {
   EXPECT_EQ(asked_, 0);
 }
 
-TEST_F(WaitingTest, SaysForWhomAfterFiveSecondsAndEveryThirty) {
+TEST_F(WaitingTest, PrintsWhatItWaitsForAfterFiveSecondsAndEveryThirty) {
   Waiting waiting;
   wait(waiting, 70s);
   EXPECT_EQ(still_.lines, (std::vector<std::string>{"still waiting after 5 s: rank 3",
@@ -60,7 +60,7 @@ TEST_F(WaitingTest, StartsAgainOnceItHasComeAndAfterAPause) {
 
 bool stop_asked = false;
 
-TEST_F(WaitingTest, AStopEndsAWaitAndSaysSo) {
+TEST_F(WaitingTest, AStopEndsAWaitAndIsPrinted) {
   stop_asked = false;
   const Deadline deadline = Deadline::after(60s).unless([] { return stop_asked; });
   Backoff backoff(40s, 40s);

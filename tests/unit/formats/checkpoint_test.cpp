@@ -109,7 +109,7 @@ TEST_F(CheckpointTest, FollowsASymbolicLinkThatTheCallerNames) {
   EXPECT_TRUE(Checkpoint::open(posix_file_system(), other.file("file.safetensors")).ok());
 }
 
-TEST_F(CheckpointTest, SaysThatNothingIsThere) {
+TEST_F(CheckpointTest, ReportsAMissingCheckpoint) {
   const Status status = Checkpoint::open(posix_file_system(), dir_.file("none")).status();
   EXPECT_EQ(status.code(), StatusCode::kNotFound);
   EXPECT_NE(status.message().find("/none"), std::string_view::npos);

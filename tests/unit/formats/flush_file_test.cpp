@@ -160,7 +160,7 @@ TEST(FlushFile, WritesWhatOtherReadersExpect) {
      "val_start":3,"val_end":5}])"));
 }
 
-TEST(FlushFile, WriterRefusesItsOwnKeysAndOtherCodings) {
+TEST(FlushFile, WriterRefusesReservedKeysAndOtherCodings) {
   const TempDir dir;
   const WeightLayout layout = layout_of({spec("a", DType::kBF16, {10})});
   BucketBuilder builder(layout, Encoding::kDeltas);
@@ -241,7 +241,7 @@ TEST_F(ForeignFlush, IsReadInAnyOrderOfParameters) {
   EXPECT_EQ(file->metadata().at("writer"), "somebody");
   EXPECT_EQ(file->buckets().front().entries[0].tensor, 0U);
 }
-TEST_F(ForeignFlush, CompressionIsToldByTheFirstBytes) {
+TEST_F(ForeignFlush, CompressionIsRecognizedByTheFirstBytes) {
   compress_ = true;
   EXPECT_EQ(code(), StatusCode::kOk);
   metadata_["encoding"] = "deltas_zstd";

@@ -132,7 +132,7 @@ TEST_P(FrameTest, EveryTruncationExtensionAndFlipIsCorrupt) {
   expect_damage_is_corrupt(make(), [&](const Bytes& frame) { return decode(frame); });
 }
 
-TEST_P(FrameTest, HeaderAloneSaysWhatIsNeeded) {
+TEST_P(FrameTest, HeaderAloneHasTheSizes) {
   const Bytes frame = make();
   const Result<FrameInfo> info = read_frame_header(std::span(frame).first(kFrameHeaderBytes));
   ASSERT_TRUE(info.ok());

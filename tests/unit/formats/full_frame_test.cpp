@@ -114,7 +114,7 @@ TEST_F(FullFrame, EveryTruncationExtensionAndFlipIsCorrupt) {
   expect_damage_is_corrupt(make(), [&](const Bytes& frame) { return decode(frame); });
 }
 
-TEST_F(FullFrame, DamageBehindGoodHashesIsRefused) {
+TEST_F(FullFrame, DamageWithMatchingHashesIsRefused) {
   const Bytes good = make();
   const auto refuses = [&](std::size_t at, auto value) {
     Bytes frame = good;

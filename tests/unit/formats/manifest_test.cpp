@@ -108,7 +108,7 @@ TEST(ManifestTest, DigestsOfTensorsRoundTripWithAndWithoutChecksums) {
   EXPECT_FALSE(example_manifest().has_tensor_digests());
 }
 
-TEST(ManifestTest, AVersionWithoutChangesSaysAllDigests) {
+TEST(ManifestTest, AVersionWithoutChangesHasAllDigests) {
   Manifest manifest = example_manifest();
   manifest.tensors.clear();
   EXPECT_FALSE(manifest.has_tensor_digests()) << "one changed, which is not listed";

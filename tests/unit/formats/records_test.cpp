@@ -53,7 +53,7 @@ TEST(Records, HaveTheKeysOfTheirProcessOnly) {
   EXPECT_FALSE(json.contains("plain_bytes"));
 }
 
-TEST(Records, AFailedUpdateSaysWhy) {
+TEST(Records, AFailedUpdateHasItsReason) {
   const auto json = to_json(failed_update());
   EXPECT_EQ(json["status"], "io");
   EXPECT_EQ(json["error"], "gone");

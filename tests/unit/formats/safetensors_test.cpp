@@ -144,7 +144,7 @@ TEST(SafetensorsHeader, RefusesAnUnknownDtypeNamingTheTensor) {
                  StatusCode::kUnsupported);
 }
 
-TEST(SafetensorsHeader, RefusesNamesThatNobodyCanUse) {
+TEST(SafetensorsHeader, RefusesEmptyLongAndControlCharacterNames) {
   expect_refused(file_of(object({entry("", "U8", "[0]", "[0,0]")}), 0), "empty");
   expect_refused(file_of(object({entry("a\\u0000b", "U8", "[0]", "[0,0]")}), 0), "control");
   expect_refused(file_of(object({entry(std::string(5000, 'n'), "U8", "[0]", "[0,0]")}), 0), "5000");

@@ -55,7 +55,7 @@ TEST(Fp8Words, CodesAreDoubledAndNansStay) {
 }
 
 // As e4m3_of() adds to a code.
-TEST(Fp8Words, DoublesAsTheRuleDoes) {
+TEST(Fp8Words, DoublesAsTheRuleDefines) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto value = __builtin_bit_cast(float, bits << 16);
     const bool above = (bits & 0x7fffU) > 0x4360U && (bits & 0x7fffU) <= 0x7f80U;  // 224

@@ -101,7 +101,7 @@ TEST(DiffTensors, InParallelSeesEveryUnitExactlyOnce) {
   }
 }
 
-TEST(DiffTensors, PiecesCarryTheOldValuesWhereAskedFor) {
+TEST(DiffTensors, PiecesCarryTheOldValuesIfRequested) {
   Model model = mixed_model();
   const Model original = model;
   const Status status = diff_tensors(host_kernels(), model.pairs,

@@ -212,7 +212,7 @@ TEST_F(AgentEnginesTest, TornRanksStayPausedAlsoIfAllAreTorn) {
 // All ranks hold version 2, proven. If only clearing the cache fails, the engine serves, and the
 // error reports that. If the end of its update fails, its label is still version 1's, so it stays
 // paused.
-TEST_F(AgentEnginesTest, AFailureOfTheCacheOrTheEndIsSaid) {
+TEST_F(AgentEnginesTest, AFailureToResetTheCacheOrToEndTheUpdateIsReported) {
   for (const std::string broken : {"/reset_prefix_cache", "/finish_weight_update"}) {
     VllmStandIn engine(2);
     const auto session = vllm(engine);

@@ -285,7 +285,7 @@ TEST_F(AgentRelayTest, AnotherRunIsRefused) {
   EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kWrongRun);
 }
 
-TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsAsked) {
+TEST_F(AgentRelayTest, AWorkerWithoutAVersionGetsTheNewestAnchorOrRequestsOne) {
   open();
   send(*trainer_, run_.step(1));
   EXPECT_EQ(relay_all(), 1U);

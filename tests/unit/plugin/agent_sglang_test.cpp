@@ -350,7 +350,7 @@ TEST_F(AgentSglangTest, SglangsWorkersAnswerByFiles) {
 }
 
 // driftless verify --engine while an agent commits.
-TEST_F(AgentSglangTest, WhoeverOnlyAsksDoesNotEndAnUpdateOfOthers) {
+TEST_F(AgentSglangTest, CallsThatOnlyReadDoNotEndAnUpdateOfOthers) {
   const TempDir shm(TempDir::Where::kMemory);
   SglangStandIn engine(shm.path(), 2, 1);
   auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());

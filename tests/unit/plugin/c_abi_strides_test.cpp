@@ -251,7 +251,7 @@ TEST_F(CAbiStridesTest, AnotherBaseIsRefusedWhateverThePaddingIs) {
   EXPECT_TRUE(holds(trainer_.weights));
 }
 
-TEST_F(CAbiStridesTest, SomebodyElsesWriteIsFoundAndNoVersionIsHeld) {
+TEST_F(CAbiStridesTest, AForeignWriteIsFoundAndNoVersionIsHeld) {
   place(kUp, "up", 0, {1, 40});
   trainer_.open();
   follow_placed();

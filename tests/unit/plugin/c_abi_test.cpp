@@ -7,7 +7,7 @@ namespace {
 
 // --- the library
 
-TEST(CAbiLibraryTest, SaysWhatItIs) {
+TEST(CAbiLibraryTest, ReportsItsVersion) {
   EXPECT_EQ(driftless_abi(), static_cast<uint32_t>(DRIFTLESS_ABI));
   EXPECT_GE(std::string(driftless_version()).size(), 5U);
   char* text = nullptr;
@@ -91,7 +91,7 @@ TEST_F(CAbiTest, FollowsVersionByVersion) {
   EXPECT_EQ(driftless_keep_alive(receiver_, error_), DRIFTLESS_OK) << error_.message();
 }
 
-TEST_F(CAbiTest, SaysWhatTheTensorsHold) {
+TEST_F(CAbiTest, ReportsWhatTheTensorsHold) {
   trainer_.open();
   ASSERT_EQ(open(), DRIFTLESS_OK);
   std::array<char, 33> text{};
@@ -329,7 +329,7 @@ TEST_F(CAbiTest, AFailedResumeComesAfterACommitThatHolds) {
   EXPECT_EQ(metrics.commit_failures, 1U);
 }
 
-TEST_F(CAbiTest, SomebodyElsesWriteIsFoundAndNoVersionIsHeld) {
+TEST_F(CAbiTest, AForeignWriteIsFoundAndNoVersionIsHeld) {
   trainer_.open();
   follow();
   trainer_.step();

@@ -108,7 +108,7 @@ TEST_F(CheckpointIdentity, FilesReplacedBetweenStagingAndCommitAreNotWritten) {
 
 // The write is in a tensor that the next version does not touch. The sweep finds it before that
 // version is staged, or, with prove: always, before it is committed.
-TEST_F(CheckpointIdentity, WhatSomebodyElseWroteIsFoundByASweep) {
+TEST_F(CheckpointIdentity, ForeignWritesAreFoundByASweep) {
   PublishedRun run(run_.weights[0]);
   run.weights.push_back(run_.weights[0]);
   run.weights[1].at("model.norm.weight").bytes[0] ^= std::byte{1};
@@ -221,7 +221,7 @@ TEST_F(CheckpointIdentity, NoVersionIsLabelledOverAHeaderOrIndexThatOthersWrote)
   }
 }
 
-TEST_F(CheckpointIdentity, AHeaderThatStillSaysTheSameIsReadAgain) {
+TEST_F(CheckpointIdentity, AnEquivalentHeaderIsReadAgain) {
   auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   const std::string before = replace_in("model-00001-of-00002.safetensors", "\"pt\"", "\"tf\"");

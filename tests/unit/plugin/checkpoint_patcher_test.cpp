@@ -81,7 +81,7 @@ TEST_P(CheckpointPatcherTest, FollowsAChain) {
   EXPECT_TRUE(again->applied.empty());
 }
 
-TEST_P(CheckpointPatcherTest, StopsWhereAskedAndGoesOn) {
+TEST_P(CheckpointPatcherTest, StopsAtTheGivenPointAndResumes) {
   publish_all();
   ASSERT_TRUE(apply(1, VerifyMode::kFull).ok());
   EXPECT_TRUE(holds(copy_, weights_[1]));

@@ -53,7 +53,7 @@ TEST(CompactTables, TensorsThatAreAlikeShareOne) {
   EXPECT_EQ(chosen.of_block, (std::vector<std::uint32_t>{0, 0}));
 }
 
-TEST(CompactTables, ATensorUnlikeTheOthersHasItsOwnAndDecodes) {
+TEST(CompactTables, ATensorUnlikeTheOthersGetsATableAndDecodes) {
   const MadeTensor a(118, 1, 0), b(122, 2, 1), c(118, 3, 2);
   const std::vector<ChangedBlock> blocks{a.block, b.block, c.block};
   const BlockTables chosen = choose_tables(kFields, blocks, 2);

@@ -153,7 +153,7 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->metrics_file, "metrics_{role}_{rank}.jsonl");
 }
 
-TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
+TEST(Config, ProofsAreStagedUnlessConfiguredInThePause) {
   EXPECT_EQ(parse("mode: delta\n")->receiver.proof, (ProofRule{false, 1}));
   EXPECT_EQ(parse("receiver: { prove: staged }\n")->receiver.proof, (ProofRule{false, 1}));
   EXPECT_EQ(parse("receiver: { prove: always }\n")->receiver.proof.always, true);
@@ -427,7 +427,7 @@ TEST(Config, AFallbackIsARoadThatKeepsItsVersions) {
   EXPECT_MESSAGE(refusal(peer + "peer } }\n"), "found 'peer'");
 }
 
-TEST(Config, ALayoutSaysWhatItCarries) {
+TEST(Config, ALayoutReportsItsEncodings) {
   const PublicationFormat& shards = publication_format(DirectoryLayout::kHfDelta);
   EXPECT_TRUE(shards.carries(Encoding::kXor) && shards.carries_assets() && shards.in_directory);
   EXPECT_FALSE(shards.carries(Encoding::kDeltas));

@@ -128,7 +128,7 @@ TEST_F(Chosen, ATrialThatFailsEndsAtOnce) {
 }
 
 // On a GPU a codec takes a few times as long as the comparison there, not as long as on cores.
-TEST_F(Chosen, AQuickComparisonSpeaksForAQuickCodec) {
+TEST_F(Chosen, AQuickComparisonFavorsAQuickCodec) {
   const auto all = [](Encoding) { return true; };
   const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
   const LinkSpeed speed{rounded_speed(5000 * kMbit), rounded_speed(kWeightUnits / 0.002)};

@@ -34,7 +34,7 @@ class ScriptedSession final : public EngineSession {
   std::function<Result<std::uint64_t>(std::uint64_t)> act_;
 };
 
-TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
+TEST(EngineFleetTest, AnEngineThatHangsOrFailsDoesNotDelayOthers) {
   ScriptedSession::closed = 0;
   std::atomic<bool> hang{true};
   std::atomic<int> tries{0};
@@ -159,7 +159,7 @@ TEST(EngineFleetTest, AnIdleEngineThatDoesNotAnswerIsNotReachableUntilItDoes) {
   EXPECT_FALSE(state().reload);
 }
 
-TEST(EngineFleetTest, ASingleLookWithoutAnAnswerSaysNothing) {
+TEST(EngineFleetTest, ASingleUnansweredCheckChangesNothing) {
   std::atomic<int> looks{0};
   EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 2ms);
   auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });

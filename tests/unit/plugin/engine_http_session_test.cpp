@@ -75,7 +75,7 @@ class KeepingServer {
   std::thread thread_;
 };
 
-TEST(HttpSession, TheSameServerOrNobody) {
+TEST(HttpSession, ASessionStaysOnOneConnectionOrFails) {
   if (!check_http().ok()) GTEST_SKIP() << "built without libcurl";
   KeepingServer server(2);
   const HttpFunction session = http_session();
@@ -93,7 +93,7 @@ TEST(HttpSession, TheSameServerOrNobody) {
   EXPECT_EQ(server.connections, 2);
 }
 
-TEST(HttpSession, ASessionThatHasSaidNothingKnowsNoServer) {
+TEST(HttpSession, ASessionWithoutAConnectionCannotContinue) {
   if (!check_http().ok()) GTEST_SKIP() << "built without libcurl";
   KeepingServer server(1);
   EXPECT_EQ(http_session()(server.get(true), seconds(10), nullptr).status.code(),

@@ -139,7 +139,7 @@ TEST_F(FlushNotifierTest, AnEngineThatWasStartedAnewGetsEverything) {
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "1", "2", "3"}));
 }
 
-TEST_F(FlushNotifierTest, AnEngineThatTellsNoVersionGetsNoDelta) {
+TEST_F(FlushNotifierTest, AnEngineThatReportsNoVersionGetsNoDelta) {
   engine_.label.clear();
   engine_.keeps_label = false;
   const Status refused = notify(delta_version(1));
@@ -211,7 +211,7 @@ TEST_F(FlushNotifierTest, AnotherRunsVersionIsNotTakenForAPostWhoseAnswerWasLost
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2"}));
 }
 
-TEST_F(FlushNotifierTest, ALostAnswerOfAnEngineThatTellsItsModelPathIsMadeUpFor) {
+TEST_F(FlushNotifierTest, ALostAnswerIsReplacedByTheReportedModelPath) {
   engine_.model = "/base";
   engine_.failures = 1;
   EXPECT_TRUE(notify(delta_version(1)).ok()) << "its label and model_path say that it has it";
@@ -248,7 +248,7 @@ TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
   ASSERT_TRUE(notify(delta_version(2)).ok());
 }
 
-TEST_F(FlushNotifierTest, AnEngineThatSaysAnotherVersionIsNotBelieved) {
+TEST_F(FlushNotifierTest, AnEngineThatReportsAnotherVersionIsAnError) {
   ASSERT_TRUE(notify(delta_version(1)).ok());
   engine_.label = "7";  // another driver updates it, too
   EXPECT_EQ(notify(delta_version(2)).code(), StatusCode::kWrongBase);

@@ -101,7 +101,7 @@ class PausedNotifierTest : public ::testing::Test {
 };
 
 // The new server is not paused: it would serve the weights that the load left.
-TEST_F(PausedNotifierTest, AServerThatWasStartedAnewBehindThePauseIsPausedAgain) {
+TEST_F(PausedNotifierTest, AServerThatRestartsAfterThePauseIsPausedAgain) {
   open(EngineAction::kUpdateFromDisk);
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall&) -> std::optional<HttpAnswer> {
@@ -155,7 +155,7 @@ TEST_F(PausedNotifierTest, WhatTheFirstLoadToreIsNotResumedByTheNextTrainer) {
   EXPECT_FALSE(engine_.paused);
 }
 
-TEST_F(PausedNotifierTest, AnEngineThatWasStartedAnewBehindItsAnswerGetsEverythingNext) {
+TEST_F(PausedNotifierTest, AnEngineThatRestartsAfterItsAnswerGetsAFullVersionNext) {
   ASSERT_TRUE(notify(delta_version(1)).status.ok());
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall&) -> std::optional<HttpAnswer> {
@@ -187,7 +187,7 @@ TEST_F(PausedNotifierTest, ANameThatIsRefusedTearsNothing) {
 }
 
 // SGLang's reply while requests wait for their grammar, which they do until it is resumed.
-TEST_F(PausedNotifierTest, ALoadIsNotAskedToFlushTheCacheItself) {
+TEST_F(PausedNotifierTest, ALoadDoesNotRequestACacheFlush) {
   engine_.fault = [](const std::string& path, const Json& body,
                      const HttpCall&) -> std::optional<HttpAnswer> {
     const bool loads = path == "/update_weights_from_disk";
@@ -213,7 +213,7 @@ TEST_F(PausedNotifierTest, AnEngineMayAnswerAPauseInAnyWords) {
   EXPECT_FALSE(engine_.paused);
 }
 
-TEST_F(PausedNotifierTest, WhetherAnEngineKnowsThePauseIsNotReadFromItsWords) {
+TEST_F(PausedNotifierTest, SupportForPausesIsNotReadFromTheAnswersText) {
   engine_.fault = [](const std::string& path, const Json&,
                      const HttpCall&) -> std::optional<HttpAnswer> {
     if (path != "/pause_generation") return std::nullopt;
@@ -251,7 +251,7 @@ TEST_F(PausedNotifierTest, ACacheThatIsNeverFlushedIsGivenUpAfterTheTimeout) {
 }
 
 // The driver asks for the result again and again, and every call hangs.
-TEST_F(PausedNotifierTest, AnEngineThatHangsFromItsLoadOnHoldsNobodyUp) {
+TEST_F(PausedNotifierTest, AnEngineThatHangsInItsLoadIsGivenUp) {
   options_.timeout = milliseconds(300);
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall& call) -> std::optional<HttpAnswer> {
@@ -265,7 +265,7 @@ TEST_F(PausedNotifierTest, AnEngineThatHangsFromItsLoadOnHoldsNobodyUp) {
   EXPECT_LT(failed.ms, 30'000);
 }
 
-TEST_F(PausedNotifierTest, AnEngineThatHangsAsItGoesOnHoldsNobodyUp) {
+TEST_F(PausedNotifierTest, AnEngineThatHangsInItsResumeIsGivenUp) {
   options_.timeout = milliseconds(500);
   engine_.fault = [this](const std::string& path, const Json&,
                          const HttpCall& call) -> std::optional<HttpAnswer> {

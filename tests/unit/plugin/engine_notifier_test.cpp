@@ -165,7 +165,7 @@ TEST_F(EngineNotifierTest, AnEngineThatCannotPauseLoadsAsItIs) {
             (std::vector<std::string>{"/pause_generation", "/update_weights_from_disk"}));
 }
 
-TEST_F(EngineNotifierTest, AnEngineThatCannotPauseAndFailsToLoadServesOnAndTheErrorSaysSo) {
+TEST_F(EngineNotifierTest, AnEngineThatCannotPauseAndFailsToLoadStillServesAndTheErrorStatesIt) {
   options_.pause = true;
   HttpServer server([](const HttpRequest& request) {
     if (asks_for(request, "_generation")) return HttpResponse{404, "", {}, ""};
@@ -178,7 +178,7 @@ TEST_F(EngineNotifierTest, AnEngineThatCannotPauseAndFailsToLoadServesOnAndTheEr
       << result.status.to_string();
 }
 
-TEST_F(EngineNotifierTest, ARefusalIsFinalAndItsWordsAreReported) {
+TEST_F(EngineNotifierTest, ARefusalIsFinalAndItsTextIsReported) {
   HttpServer server([](const HttpRequest&) {
     return HttpResponse{200, R"({"success":false,"message":"wrong\nbase"})", milliseconds(0), ""};
   });
@@ -230,7 +230,7 @@ TEST_F(EngineNotifierTest, TriesEnd) {
   EXPECT_EQ(server.requests().size(), 3U);
 }
 
-TEST_F(EngineNotifierTest, NobodyThere) {
+TEST_F(EngineNotifierTest, AnAddressWithoutAServerIsReported) {
   std::string url;
   {
     const HttpServer server(yes);

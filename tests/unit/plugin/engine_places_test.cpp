@@ -118,7 +118,7 @@ TEST_F(Places, UpToALimit) {
   EXPECT_TRUE(all->places.size() == kUnits && !all->more);
 }
 
-TEST_F(Places, RanksThatTellNothingAndNonsense) {
+TEST_F(Places, RanksThatReportNothingOrInvalidPlaces) {
   ranks_[0][7] ^= std::byte{1};
   const std::vector<std::function<void(Json&)>> spoils{
       [](Json& copy) { copy[1][0][1] = kUnits + 1; },

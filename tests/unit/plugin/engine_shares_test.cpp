@@ -55,7 +55,7 @@ TEST_F(Shares, ReplicasMustBeTheSame) {
   expect(ShareVerdict::kDiffers, "tensor 'b': ranks 0 and 1 hold the same elements");
 }
 
-TEST_F(Shares, WhatNobodyHoldsOrTellsIsNotProven) {
+TEST_F(Shares, TensorsThatNoRankHoldsOrReportsAreNotProven) {
   ranks_[1].shares[0].units = 5;
   expect(ShareVerdict::kUnknown, "tensor 'a': the ranks' shares have 9 of its 10 elements");
   ranks_[1].shares.erase(ranks_[1].shares.begin() + 2);
@@ -71,7 +71,7 @@ TEST_F(Shares, WhatARankCannotReadBackIsNotProven) {
   expect(ShareVerdict::kDiffers, "tensor 'a'");
 }
 
-TEST_F(Shares, ARunThatDoesNotTellIsNotProven) {
+TEST_F(Shares, ARunThatListsNoDigestsIsNotProven) {
   for (RankShares& rank : ranks_) rank.shares[0].manifest.reset();
   expect(ShareVerdict::kUnknown, "tensor 'a': the run does not list its digest");
 }
@@ -93,7 +93,7 @@ TEST_F(Shares, TheTensorsMustBeThoseOfTheVersionThatIsNamed) {
   expect(ShareVerdict::kDiffers, "all tensors add up to");
 }
 
-TEST_F(Shares, NobodyProvesNothing) {
+TEST_F(Shares, WithoutRanksOrTensorsNothingIsProven) {
   ranks_.clear();
   expect(ShareVerdict::kUnknown, "no rank answered");
   ranks_.resize(1);
@@ -152,7 +152,7 @@ TEST_F(AgentEnginesTest, AnEngineWhoseSharesDoNotAddUpIsNotUpdated) {
 }
 
 // A rank could not report its shares at first, because it was still staging for another driver.
-TEST_F(AgentEnginesTest, SharesThatWereNotToldAreAskedForAgain) {
+TEST_F(AgentEnginesTest, MissingSharesAreRequestedAgain) {
   VllmStandIn engine(2);
   bool silent = true;
   engine.fails = [&](std::size_t rank, const std::string& what) {

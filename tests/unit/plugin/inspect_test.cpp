@@ -67,7 +67,7 @@ TEST_F(InspectTest, ShowsVersionsOfFramesAndHdf5) {
   EXPECT_EQ(both.rows[1].back(), to_hex(Hash128{1, 1}));
 }
 
-TEST_F(InspectTest, WhoWantsToPatchFromHdf5IsToldWhoReadsIt) {
+TEST_F(InspectTest, PatchingFromHdf5IsRefusedAndNamesTheReader) {
   publish(1, DirectoryLayout::kHdf5);
   const auto version = open_version(fs_, dir_.path(), 1);
   ASSERT_TRUE(version.ok()) << version.status().to_string();

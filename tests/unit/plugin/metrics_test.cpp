@@ -99,7 +99,7 @@ TEST(Metrics, ARecordsTimeIsReadBack) {
   EXPECT_NEAR(static_cast<double>(now), static_cast<double>(std::time(nullptr)) * 1e3, 5e3);
 }
 
-TEST(Metrics, SpansGoWhereTheConfigurationSays) {
+TEST(Metrics, SpansGoToTheConfiguredFile) {
   const testing::TempDir dir;
   auto none = open_spans("", "trainer", 3);
   ASSERT_TRUE(none.ok() && *none == nullptr);
@@ -109,7 +109,7 @@ TEST(Metrics, SpansGoWhereTheConfigurationSays) {
   EXPECT_EQ(lines_of(dir.file("trainer_3.jsonl")).size(), 1U);
 }
 
-TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
+TEST(Metrics, AFullDiskIsReportedOnceAndStopsNothing) {
   if (::access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
   auto writer = MetricsWriter::open("/dev/full", "trainer", 0);
   ASSERT_TRUE(writer.ok());
@@ -119,7 +119,7 @@ TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
   EXPECT_TRUE((*writer)->write(to_json(record_of(published(2), 0))).ok());
 }
 
-TEST(Metrics, NobodyWaitsForTheReaderOfAPipe) {
+TEST(Metrics, OpeningAPipeDoesNotWaitForItsReader) {
   const testing::TempDir dir;
   const std::string path = dir.file("pipe");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);

@@ -149,7 +149,7 @@ class ParallelParts : public ::testing::Test {
   std::unique_ptr<Receiver> receiver_;
 };
 
-TEST_F(ParallelParts, ComeAsManyAtATimeAsTheConfigurationSays) {
+TEST_F(ParallelParts, AreFetchedAsManyAtATimeAsConfigured) {
   open(3);
   for (std::uint64_t version = 1; version <= 3; ++version) {
     send(*sender_, run_.step(version));

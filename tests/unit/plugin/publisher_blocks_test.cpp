@@ -346,7 +346,7 @@ TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
 
 // If a receiver reads fewer encodings, the publisher switches to one that all read. If there is
 // none, it names that receiver.
-TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
+TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrNamesThoseThatCannot) {
   const Weights base = random_weights(1);
   LoopbackHub hub({}, 2);
   PublisherOptions options = quick_options();

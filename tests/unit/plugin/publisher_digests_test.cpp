@@ -230,7 +230,7 @@ TEST_F(PartialReceiverTest, RefusesDigestsThatDoNotAddUp) {
 }
 
 // Somebody changed a weight at a place that the version changes, too.
-TEST_F(PartialReceiverTest, NamesTheTensorThatSomebodyElseWroteInto) {
+TEST_F(PartialReceiverTest, NamesTheTensorWithAForeignWrite) {
   announce();
   ASSERT_EQ(open_part(run_.weights[0]).to_string(), "ok");
   publish(1, 1);

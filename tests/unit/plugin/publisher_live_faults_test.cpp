@@ -190,7 +190,7 @@ constexpr Background kInBackground[] = {
 
 // Other weights (those of an evaluation) are swapped in before the version is read, completely or
 // only one tensor so far. A version must have the weights at the time of the call.
-TEST_P(LiveFaults, BehindAStepAVersionIsTheWeightsOfTheCallOrFails) {
+TEST_P(LiveFaults, ABackgroundVersionHasTheWeightsOfTheCallOrFails) {
   options_.full_above_density = 1;
   for (const auto& [mode, capture_bytes, sweep_every] : kInBackground) {
     options_.mode = mode;
@@ -216,7 +216,7 @@ TEST_P(LiveFaults, BehindAStepAVersionIsTheWeightsOfTheCallOrFails) {
 }
 
 // The swap is slow: one more tensor with every part that is written.
-TEST_P(LiveFaults, BehindAStepNoVersionMixesTwoWeights) {
+TEST_P(LiveFaults, ABackgroundVersionDoesNotMixTwoWeights) {
   options_.background = false;
   options_.full_above_density = 1;
   for (const auto& [mode, capture_bytes, sweep_every] : kInBackground) {
@@ -252,7 +252,7 @@ TEST_P(LiveFaults, BehindAStepNoVersionMixesTwoWeights) {
 // A checkpoint is loaded before the call without capture(), so all weights are read. If a tensor is
 // written without capture() beside a captured step, the version that finds it fails, and the next
 // one carries it.
-TEST_P(LiveFaults, BehindAStepFindsWhatWasWrittenBefore) {
+TEST_P(LiveFaults, ABackgroundVersionFindsEarlierWritesWithoutCapture) {
   options_.full_above_density = 1;
   open(base_);
   Weights weights = changed_weights(base_, 2, 0.01, "none");

@@ -253,7 +253,7 @@ TEST_P(LivePublisher, ComparesWhatIsWatched) {
 // Without a sweep, a write without capture() stays undetected until a sweep is due. `compact` is
 // coded relative to the weights, and hf_delta has checksums of them, so each of their versions
 // needs a sweep.
-TEST_P(LivePublisher, SweepsAsOftenAsItIsTold) {
+TEST_P(LivePublisher, SweepsAsOftenAsConfigured) {
   options_.sweep_every = 2;
   open(base_);
   const Weights weights = changed_weights(base_, 2, 0.01, "none");

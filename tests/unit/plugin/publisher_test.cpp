@@ -76,7 +76,7 @@ TEST_P(PublisherRanks, NoChangeIsStillAVersion) {
   EXPECT_TRUE(rollout.holds(base));
 }
 
-TEST_P(PublisherRanks, DenseVersionIsSentInFullAndSaysSo) {
+TEST_P(PublisherRanks, DenseVersionIsSentInFullAndReported) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
@@ -130,7 +130,7 @@ TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
 }
 
 // Otherwise a version that fits at the start could fail in the middle.
-TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanTheRoadWasAskedFor) {
+TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanItReserved) {
   const Weights base = testing::random_weights(1);
   PublisherOptions options = quick_options();
   options.mode = UpdateMode::kFull;
@@ -210,7 +210,7 @@ TEST_P(PublisherRanks, SealWhoseAnswerIsLostIsFoundOut) {
   EXPECT_TRUE(rollout.holds(first));
 }
 
-TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
+TEST_P(PublisherRanks, TheNextVersionSettlesAnUnconfirmedSeal) {
   for (const bool really : {true, false}) {
     LoopbackHub hub({}, GetParam());
     const Weights base = testing::random_weights(1);
@@ -230,7 +230,7 @@ TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
   }
 }
 
-TEST_P(PublisherRanks, DoubtIsNotSettledByAnotherPublishersVersion) {
+TEST_P(PublisherRanks, AnotherPublishersVersionDoesNotSettleAnUnconfirmedSeal) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
   const Weights ours = testing::changed_weights(base, 1, 0.01, "none");

@@ -119,7 +119,7 @@ TEST_F(ClaimTest, ThatAManifestDisprovesLaterAsksForAnAnchor) {
 
 // The old values that the anchor replaced include the foreign write: rollback() does not restore
 // version 1.
-TEST_F(ClaimTest, ARollbackBehindAForeignWriteHoldsNoVersion) {
+TEST_F(ClaimTest, ARollbackAfterAForeignWriteHoldsNoVersion) {
   publish(1, 1);
   ASSERT_TRUE(open().ok());
   ASSERT_TRUE(update().ok());

@@ -155,7 +155,7 @@ TEST_F(ReceiverTest, TakesANewerFullStepInPlaceOfAnAnchor) {
   EXPECT_FALSE(done->anchor);
 }
 
-TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
+TEST_F(ReceiverTest, MissingStepsWithoutAnAnchorAreReportedWithTheNextAction) {
   announce();
   ASSERT_TRUE(open().ok());
   publish(1, 12);
@@ -290,7 +290,7 @@ TEST_F(ReceiverTest, TakesAnAnchorInPlaceOfAVersionThatStaysDamaged) {
 }
 
 // It is reported every time, and not fetched again and again.
-TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsTold) {
+TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsReported) {
   announce();
   ASSERT_TRUE(open().ok());
   const Publication step = with_damage(run_.step(1)), anchor = with_damage(run_.anchor(1));
@@ -342,7 +342,7 @@ TEST_F(ReceiverTest, ReturnsOtherFailuresAtOnce) {
   EXPECT_TRUE(update().ok());
 }
 
-TEST_F(ReceiverTest, TheEngineIsNotResumedIfSomebodyElseWroteIntoTheWeights) {
+TEST_F(ReceiverTest, TheEngineIsNotResumedAfterAForeignWrite) {
   announce();
   publish(1, 1);
   int resumed = 0;
@@ -378,7 +378,7 @@ TEST_F(ReceiverTest, APauseThatFailsLeavesEverythingAndCanBeTriedAgain) {
   EXPECT_TRUE(same(held_, run_.weights[1]));
 }
 
-TEST_F(ReceiverTest, AResumeThatFailsIsToldAfterTheCommitWhichHolds) {
+TEST_F(ReceiverTest, AFailedResumeIsReportedAndTheCommitHolds) {
   announce();
   publish(1, 1);
   options_.resume = [] { return error(StatusCode::kIo, "the engine does not answer"); };

@@ -149,7 +149,7 @@ TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
 
 // For a road with settings, in a library of its own, the author adds its kind and a row that names
 // the library.
-TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
+TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedOnDemand) {
   constexpr std::array<const RoadKind*, 1> kKinds = {&testing::kToyKind};
   constexpr std::array kLoaded = {
       Road{"toy", "maps in memory", {"LIBTOY", "libdriftless_toy_roads.so", ""}}};
@@ -246,7 +246,7 @@ TEST_F(Roads, AReceiverThatWaitsGivesSignsOfLife) {
 
 // An end-of-run note that cannot be read yet is neither an end nor an error until deadlines.fetch
 // has passed.
-TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
+TEST_F(Roads, AnIncompleteEndOfTheRunIsReadAgain) {
   ASSERT_NO_FATAL_FAILURE(start(random_weights(3)));
   toy()->end = "{\"run\": \"";
   const auto early = receiver_->listen_for_end();
@@ -258,7 +258,7 @@ TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
 
 // Trainers that were not joined by MPI (Python, under torchrun) are the ranks of the group on any
 // road that accepts a group.
-TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
+TEST_F(Roads, AGroupOfTheCallerDecidesWhereTheRoadIsOpened) {
   LoopbackHub hub({}, 3);
   const auto group = hub.group(1);
   const auto open = [&](bool takes_groups) {

@@ -113,7 +113,7 @@ TEST(StatusPages, AnswerWhatTheViewKnows) {
   EXPECT_EQ(pages.answer(asked).status, 405);
 }
 
-TEST(StatusPages, HaveTheHeadersOfAPageThatNobodyElseShows) {
+TEST(StatusPages, HaveHeadersThatForbidCachingAndForeignContent) {
   const RunView view("agent", 1);
   StatusPages pages(view, {.host = "127.0.0.1"});
   for (const char* path : {"/", "/ready", "/nowhere"}) {
@@ -143,7 +143,7 @@ TEST(StatusPages, WithoutATokenTheHostHeaderNamesThisServer) {
   }
 }
 
-TEST(StatusPages, WithATokenNobodyElseIsAnswered) {
+TEST(StatusPages, WithATokenOtherRequestsAreRefused) {
   const RunView view("trainer", 0);
   StatusPages pages(view, {.token = "s3cret"});
   // "anyone:s3cret", ":s3cret", "s3cret"
@@ -179,7 +179,7 @@ TEST(RunView, AnAgentIsReadyWhenItsEnginesFollow) {
   EXPECT_TRUE(view.readiness(0).ready);
 }
 
-TEST(RunView, AnAgentFarBehindItsRoadIsNotReadyThoughItsEnginesHoldWhatItHas) {
+TEST(RunView, AnAgentFarBelowItsRoadIsNotReadyEvenIfItsEnginesHaveItsVersion) {
   RunView view("agent", 0);
   view.open(some_run(), 0, "");
   view.add(version(5));
@@ -263,7 +263,7 @@ class Losing final : public RecordSink {
   Status trouble_;
 };
 
-TEST(RecordFanout, TellsTheTroubleOfEverySink) {
+TEST(RecordFanout, ReportsTheFailuresOfEverySink) {
   RecordFanout records;
   records.keep(std::make_unique<Losing>(error(StatusCode::kNoSpace, "one")));
   records.keep(std::make_unique<Losing>(Status()));
@@ -272,7 +272,7 @@ TEST(RecordFanout, TellsTheTroubleOfEverySink) {
   EXPECT_TRUE(records.take_trouble().ok());
 }
 
-TEST(RunView, IsBoundedAndMayBeAskedMeanwhile) {
+TEST(RunView, IsBoundedAndMayBeReadMeanwhile) {
   RecordFanout records;
   auto owned = std::make_unique<RunView>("trainer", 0);
   const RunView& view = *owned;

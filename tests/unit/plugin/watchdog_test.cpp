@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Watchdog, TellsWhileTheWatchedCallStillWaits) {
+TEST(Watchdog, ReportsWhileTheWatchedCallStillWaits) {
   std::promise<std::string> reported;
   const Watchdog watchdog(Deadline::after(10ms), "making windows",
                           [&](const Status& why) { reported.set_value(why.to_string()); });
@@ -18,7 +18,7 @@ TEST(Watchdog, TellsWhileTheWatchedCallStillWaits) {
   EXPECT_EQ(reported.get_future().get(), "deadline_exceeded: making windows: gave up after 10 ms");
 }
 
-TEST(Watchdog, SaysNothingWhereTheCallWasInTime) {
+TEST(Watchdog, ReportsNothingIfTheCallWasInTime) {
   bool late = false;
   for (int i = 0; i < 100; ++i) {
     const Watchdog watchdog(Deadline::after(20s), "a call", [&](const Status&) { late = true; });

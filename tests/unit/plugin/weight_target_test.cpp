@@ -190,7 +190,7 @@ TEST_P(FullKindTest, OnAVersionWritesWhatDiffersAndGoesBack) {
   EXPECT_EQ(target->state().id.version, 0U);
 }
 
-TEST_P(FullKindTest, HealsWhatSomebodyElseWrote) {
+TEST_P(FullKindTest, ReplacesForeignWrites) {
   Weights held = run_.weights[0];
   const auto target = Memory::make(run_, held, VersionId{}, 2);
   for (auto& [name, tensor] : held) {
@@ -379,7 +379,7 @@ TEST_F(RefusalTest, OfAFullVersionWithAHole) {
   EXPECT_EQ(memory_.refusal(chain(full)), StatusCode::kCorrupt);
 }
 
-TEST(MemoryTargetTest, NoticesThatSomebodyElseChangedTheWeights) {
+TEST(MemoryTargetTest, NoticesAForeignWrite) {
   PublishedRun run(random_weights(1, 200));
   Memory memory(run);
   (void)run.step(1);
@@ -395,7 +395,7 @@ TEST(MemoryTargetTest, NoticesThatSomebodyElseChangedTheWeights) {
 }
 
 // What was written of a tensor before the commit met the foreign unit is undone, too.
-TEST(MemoryTargetTest, UndoesTheBeginningOfATensorWhoseEndSomebodyChanged) {
+TEST(MemoryTargetTest, UndoesTheBeginningOfATensorWithAForeignWriteAtItsEnd) {
   PublishedRun run(random_weights(1, 20'000));
   Memory memory(run);
   const Publication step = run.step(1);

@@ -236,7 +236,7 @@ TEST_F(WorkerTest, OpensOnceAndAnotherConfigurationInItsPlace) {
   EXPECT_EQ(script_.closed, 1);
 }
 
-TEST_F(WorkerTest, OnlyItsOwnCommitTakesWhatIsStaged) {
+TEST_F(WorkerTest, OnlyACommitWithItsTicketTakesWhatIsStaged) {
   stage_first();
   EXPECT_TRUE(contains(commit(1, "late"), "nothing staged for this commit"));
   EXPECT_TRUE(contains(commit(2), "has version 1 staged, not 2"));
@@ -255,7 +255,7 @@ TEST_F(WorkerTest, WhatIsStagedCanBeDropped) {
   EXPECT_EQ(stage()["staged_version"], 1);
 }
 
-TEST_F(WorkerTest, WaitsAndSaysForWhatOnce) {
+TEST_F(WorkerTest, WaitsAndReportsTheReasonOnce) {
   ASSERT_TRUE(open()["ok"]);
   Json reply = stage(10);
   EXPECT_TRUE(reply["ok"]);
@@ -273,7 +273,7 @@ TEST_F(WorkerTest, WaitsAndSaysForWhatOnce) {
   EXPECT_EQ(stage()["waits"], "");
 }
 
-TEST_F(WorkerTest, AStagingThatFailsIsToldUntilTheNextOne) {
+TEST_F(WorkerTest, AFailedStagingIsReportedUntilTheNextOne) {
   publish(1, 1);
   ASSERT_TRUE(open()["ok"]);
   script_.valid = false;  // holds no version, and no full one is there
@@ -307,7 +307,7 @@ TEST_F(WorkerTest, NothingElseHappensWhileAThreadStages) {
 
 // If a thread still reports its staging while the next thread stages, the latter keeps the
 // receiver.
-TEST_F(WorkerTest, AStagingBegunByTheTellingOfOneKeepsTheReceiver) {
+TEST_F(WorkerTest, AStagingBegunInTheStagedCallbackKeepsTheReceiver) {
   ASSERT_TRUE(open()["ok"]);
   script_.in_staged = [this] {
     script_.in_staged = nullptr;
@@ -394,7 +394,7 @@ TEST_F(WorkerTest, WhatTheEngineDoesNotTakeIsTakenBack) {
   EXPECT_EQ(reply["version"], kTornVersion);
 }
 
-TEST_F(WorkerTest, ARollbackThatFailsSaysSo) {
+TEST_F(WorkerTest, AFailedRollbackIsReported) {
   stage_first();
   ASSERT_TRUE(commit(1)["ok"]);
   script_.undos.push_back(fault("no way back"));
@@ -464,7 +464,7 @@ TEST_F(WorkerTest, ReadsWhatLiesThere) {
   EXPECT_TRUE(status()["ok"]);
 }
 
-TEST_F(WorkerTest, ARefusalIsToldLikeAFailure) {
+TEST_F(WorkerTest, ARefusalIsReportedLikeAFailure) {
   stage_first();
   EXPECT_TRUE(contains(parsed(worker_->refuse("not now", "n")), "unsupported: not now"));
   EXPECT_TRUE(contains(status(), "not now"));

@@ -265,7 +265,7 @@ TEST(Plan, CompactIsDecodedWhileItIsFetched) {
   EXPECT_NEAR(part(row.phases, "stage"), 0.15, 1e-9);
 }
 
-TEST(Plan, FilesAreWrittenBehindTheComparison) {
+TEST(Plan, FilesAreWrittenWhileComparing) {
   PlanInput input = two_ranks();
   const PlanRow row = plan(input, PlanRoad::kSharedFs, Encoding::kDeltas);
   // Fetched from the GPU; 40 MB at 1 GB/s less the 6 ms of comparing and encoding; seal; 6 syncs.

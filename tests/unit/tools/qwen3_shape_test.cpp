@@ -85,7 +85,7 @@ TEST(Qwen3Tensors, HaveTheNamesAndShapesOfAQwen3) {
   EXPECT_EQ(elements, shape.params());
 }
 
-TEST(Qwen3Config, SaysTheSizes) {
+TEST(Qwen3Config, HasTheSizes) {
   const Qwen3Shape shape = shape_of(1'000'000);
   const std::string text = qwen3_config_json(shape);
   for (const std::string& part :

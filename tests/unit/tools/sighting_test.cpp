@@ -54,7 +54,7 @@ TEST(Sighting, AClockThatIsAheadJudgesNothing) {
   EXPECT_NE(sighting.why.find("clocks differ"), std::string::npos) << sighting.why;
 }
 
-TEST(Sighting, OneVersionBehindIsUsualUnlessTheRunHasEnded) {
+TEST(Sighting, ALagOfOneIsUsualUnlessTheRunHasEnded) {
   Sighting sighting = with_versions({3s, 2s, 1s});
   RolloutRecord rollout{.id = "r", .run = "", .version = 2, .digest = "ab", .proven = true};
   sighting.status.rollouts = {rollout};
