@@ -59,8 +59,9 @@ enum class Ask : std::uint8_t {
 struct Exchange {
   std::vector<ByteRange> kept = {};    // it serves these from now on
   std::vector<ByteRange> wanted = {};  // only these; earlier assignments end
-  std::uint64_t most_bytes = 0;        // most from the trainer rank; as many again from receivers
-  // Sources that no longer have the bytes, did not send them in time, or sent wrong ones.
+  std::uint64_t most_bytes = 0;        // to assign from the trainer rank; as many from receivers
+  // Sources that no longer have the bytes (gone), did not send them in time (late), or sent wrong
+  // ones (damaged).
   std::vector<std::uint64_t> gone = {}, late = {}, damaged = {};
 
   friend bool operator==(const Exchange&, const Exchange&) = default;

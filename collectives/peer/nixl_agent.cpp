@@ -61,8 +61,8 @@ Status NixlAgent::make_backend() {
     return error(StatusCode::kUnsupported, "peer: NIXL has no plugin ", kBackend, " (status ", code,
                  "); NIXL_PLUGIN_DIR names the folder of its plugins");
   }
-  // Excludes UCX's shared memory: it aborts a reader if the process whose memory it reads dies, and
-  // on one host the carrier is shm. UCX_TLS in the environment has priority.
+  // UCX's shared memory is excluded: if the process whose memory is read dies, it aborts the
+  // reader. On one host the carrier is shm anyway. UCX_TLS in the environment has priority.
   static_cast<void>(calls_->params_add(params.get(), "engine_config", "TLS=^sm"));
   code = calls_->create_backend(agent_, kBackend, params.get(), &backend_);
   if (code != kNixlDone) return failed("making its UCX backend", code);

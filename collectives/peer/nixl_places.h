@@ -26,8 +26,8 @@ class NixlPlaces {
   std::mutex mutex_;
 };
 
-// Null, and no offer, if the options exclude NIXL, or with `auto` if there is no fast network or no
-// library. kUnsupported if the options require `nixl` and it is missing.
+// Null if this rank does not offer NIXL: the options exclude it; or with `auto` there is no fast
+// network, or no library. kUnsupported if the options require `nixl` and it is missing.
 [[nodiscard]] Result<std::unique_ptr<NixlPlaces>> make_nixl_places(const PeerOptions& options,
                                                                    NixlOffer* offer);
 

@@ -38,8 +38,8 @@ struct PeerOptions {
   // Limit for the chunks that a receiver keeps from its TCP reads, to serve them to other
   // receivers. 0: it keeps none, and reads only from trainer ranks.
   std::uint64_t keep_bytes = std::uint64_t{1} << 30;
-  // Limit for the time in which a receiver must send assigned bytes to another, or read them for
-  // others.
+  // A receiver that does not send assigned bytes to another one within this time, or does not read
+  // them for others from the trainer rank, is late.
   std::chrono::milliseconds late{5'000};
   // A reader that takes no byte, or a trainer rank that sends none, for this time is given up.
   std::chrono::milliseconds stall{20'000};

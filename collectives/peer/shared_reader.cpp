@@ -187,8 +187,8 @@ class SharedReader::Read {
       DRIFTLESS_RETURN_IF_ERROR(deadline_.check(concat("peer: reading part '", part_.name, "'")));
       Result<Reply> reply = ask(next_window());
       const bool useless = !reply.ok() || !check_sources(reply->sources);
-      // Other readers fetch the missing chunks and do not deliver them; or the leader does not
-      // answer.
+      // Reads the rest from the trainer rank: the leader does not answer, or other readers were to
+      // fetch the missing chunks and have not done so in time.
       if (useless || (reply->sources.empty() && patience.expired())) {
         DRIFTLESS_RETURN_IF_ERROR(read_rest());
         break;

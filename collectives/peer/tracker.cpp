@@ -144,7 +144,7 @@ Result<std::vector<Source>> Tracker::assign(std::uint64_t reader, const Request&
     mine.resize(chunks_in(part->size_bytes));
     for (const std::uint64_t chunk : kept) mine[chunk] = true;
   }
-  // Readers begin at different places.
+  // Different readers begin at different chunks.
   if (!wanted.empty()) {
     const std::uint64_t first = reader * 0x9E3779B97F4A7C15U % wanted.size();
     std::rotate(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(first), wanted.end());

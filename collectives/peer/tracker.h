@@ -26,11 +26,12 @@ class Tracker {
 
   explicit Tracker(const PeerOptions& options) : late_(options.late), readers_(options.readers) {}
 
-  // The answer to a kSources of receiver `reader`, a peer number of the hub. Without sources: other
-  // readers are fetching what it wants, and it must ask again. Considers at most kMaxWanted chunks,
-  // beginning at an arbitrary one. `publication_bytes`: of all parts of request.id; limits what is
-  // recorded about it. kInvalidArgument: the request contradicts itself or an earlier one.
-  // kNoSpace: more parts than the publication can have.
+  // The answer to a kSources request of receiver `reader`, a peer number of the hub. An answer
+  // without sources means that other readers are fetching what it wants, and it must ask again.
+  // Considers at most kMaxWanted chunks, beginning at an arbitrary one. `publication_bytes`: the
+  // size of all parts of request.id; limits what is recorded about it. kInvalidArgument: the
+  // request contradicts itself or an earlier one. kNoSpace: more parts than the publication can
+  // have.
   [[nodiscard]] Result<std::vector<Source>> assign(std::uint64_t reader, const Request& request,
                                                    std::uint64_t publication_bytes);
   // Removes a receiver that is no longer connected.

@@ -263,7 +263,7 @@ def test_trainers_that_write_one_file_together_do_not_make_it_either(work, rng):
     assert not (work / "unmounted").exists()
 
 
-def test_a_trainer_makes_the_last_directory_and_says_so(work, rng):
+def test_a_trainer_makes_the_last_directory_and_reports_it(work, rng):
     make_run(work / "run", rng, 1)
     job = Files(work)
     result = run(*job.trainer("--replay", work / "run"))

@@ -132,7 +132,7 @@ def test_rows_past_the_vocabulary_belong_to_no_tensor():
         ({"model_type": "qwen3_moe", **tiny_config.MOE}, {"ep": 3}, ["4 experts", "3 ranks"]),
     ],
 )
-def test_a_refusal_says_why_there_is_no_map(change, parallel, words):
+def test_a_refusal_gives_the_reason(change, parallel, words):
     config = {k: v for k, v in (tiny_config.hf_config({}) | change).items() if v is not None}
     with pytest.raises(megatron.MapError) as raised:
         planning.plan_model(config, planning.Parallel(**parallel))
