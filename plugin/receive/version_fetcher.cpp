@@ -48,7 +48,7 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& me
     const std::shared_ptr<std::byte> held = memory.take(size);
     if (held == nullptr) {
       return error(StatusCode::kNoSpace, "no memory for a copy of a part of ", size,
-                   " bytes; lower the receiver's fold_bytes");
+                   " bytes; lower receiver.fold_size");
     }
     files.push_back(std::move(part));
     std::span<const std::byte> rest = files.back().bytes();
