@@ -91,9 +91,22 @@ def stop_started():
     """Ends processes that a failed test left running."""
     for process in _started:
         if process.poll() is None:
-            process.kill()
-            process.communicate()
+            _stop(process)
     _started.clear()
+
+
+def _stop(process, wait_s=10):
+    """Ends a process; returns what it printed. torchrun's workers outlive its SIGKILL and hold its
+    pipes, so it gets SIGTERM first, which it forwards."""
+    out = err = None
+    forwards = "torch.distributed.run" in process.args
+    for end in (process.terminate,) * forwards + (process.kill,):
+        end()
+        try:
+            return process.communicate(timeout=wait_s)
+        except subprocess.TimeoutExpired as late:
+            out, err = late.output, late.stderr
+    return tuple(t.decode(errors="replace") if isinstance(t, bytes) else t for t in (out, err))
 
 
 # The limit for what ends or comes by itself, however busy the machine is. Only a test that hangs
@@ -105,8 +118,7 @@ def finish(process, timeout=PATIENCE_S):
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
+        out, err = _stop(process)
         raise AssertionError(f"did not end in {timeout} s: {out}\n{err}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

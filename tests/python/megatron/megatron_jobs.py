@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,8 @@ class Job:
                  "--update-weight-buffer-size", "65536", "--update-weight-config", str(path),
                  *flags]  # fmt: skip
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
-        self.disk = self.write("nccl_rollout.json", {"work": str(self.work), "flags": flags})
+        given = {"work": str(self.work), "flags": flags, "last": self.job["steps"]}
+        self.disk = self.write("nccl_rollout.json", given)
 
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"),
                   layout="flush", **more):  # fmt: skip
@@ -193,12 +195,11 @@ class Job:
         assert result.returncode == 0, shown(result)
         return result
 
+    def start_torchrun(self, trainers):
+        return start_torchrun(trainers, HERE / "train.py", self.write("job.json", self.job))
+
     def run_torchrun(self, trainers, timeout=600):
-        path = self.write("job.json", self.job)
-        env = environment()
-        line = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(trainers),
-                "--master-port", env["MASTER_PORT"], str(HERE / "train.py"), str(path)]  # fmt: skip
-        result = jobs.finish(jobs.start(line, env=env), timeout)
+        result = jobs.finish(self.start_torchrun(trainers), timeout)
         assert result.returncode == 0, shown(result)
         return result
 
@@ -227,6 +228,32 @@ class Job:
                 found = self.rollout(name, version["version"])
                 assert found["digest"] == version["digest"]
                 assert_same(found["tensors"], wanted, f"{name} {version}")
+
+
+def start_torchrun(trainers, *arguments):
+    env = environment()
+    line = [venv_python(), "-m", "torch.distributed.run", "--nproc-per-node", trainers,
+            "--master-port", env["MASTER_PORT"], *arguments]  # fmt: skip
+    return jobs.start([*map(str, line)], env=env)
+
+
+def all_ended(timeout, **processes):
+    """Asserts that all succeeded, within one limit. If one fails, or is late, all are stopped, and
+    the message has the output of each: the first one to be late seldom explains why."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until and any(p.poll() is None for p in processes.values()):
+        if any(p.poll() for p in processes.values()):  # a failure: the others end soon, or never
+            until = min(until, time.monotonic() + 5)
+        time.sleep(0.05)
+    good = all(p.poll() == 0 for p in processes.values())
+    texts = []
+    for name, process in processes.items():
+        try:
+            result = jobs.finish(process, 1)
+            texts.append(f"{name}: exit code {result.returncode}\n{shown(result)}")
+        except AssertionError as late:
+            texts.append(f"{name}: {str(late)[-8000:]}")
+    assert good, "\n\n".join(texts)
 
 
 def ended(*processes, timeout=600):

@@ -12,7 +12,7 @@ import os
 import jobs
 import pytest
 import test_quantized
-from megatron_jobs import HERE, STEPS, Job, ended, environment, nccl_by_hub, shown, venv_python
+from megatron_jobs import HERE, STEPS, Job, all_ended, nccl_by_hub, start_torchrun
 
 import tiny_config
 
@@ -46,9 +46,8 @@ def test_rollouts_of_a_torchrun_job_find_it_by_the_hub(work, layout):
     """No MPI: torchrun starts the trainers, and the rollouts are processes of their own."""
     job = Job(work, **LAYOUTS[layout])
     job.over_nccl_by_hub()
-    following = job.start_disk_rollouts("nccl0", "nccl1")
-    job.run_torchrun(4, timeout=120)
-    ended(*following, timeout=60)
+    nccl0, nccl1 = job.start_disk_rollouts("nccl0", "nccl1")
+    all_ended(80, trainers=job.start_torchrun(4), nccl0=nccl0, nccl1=nccl1)
     assert [v["version"] for v in job.versions()] == list(range(1, STEPS + 1))
     job.check(0, ("nccl0", "nccl1"), tiny_config.hf_config(job.job))
 
@@ -63,14 +62,10 @@ def test_a_rollout_holds_every_version_of_fsdp2_shards(work, group):
         path.write_text(path.read_text().replace("hub: {", "hub: { group: true,"))
     flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
              "--update-weight-config", str(path)]  # fmt: skip
-    job.disk = job.write("fsdp_rollout.json", {"work": str(work), "flags": flags})
-    following = job.start_disk_rollouts("fsdp0")
-    env = environment()
-    line = [venv_python(), "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port",
-            env["MASTER_PORT"], HERE.parent / "sharded/fsdp_trainer.py", "fsdp", path, work]  # fmt: skip
-    result = jobs.finish(jobs.start([*map(str, line)], env=env), 120)
-    assert result.returncode == 0, shown(result)
-    ended(*following, timeout=60)
+    job.disk = job.write("fsdp_rollout.json", {"work": str(work), "flags": flags, "last": 4})
+    (rollout,) = job.start_disk_rollouts("fsdp0")
+    trainers = start_torchrun(4, HERE.parent / "sharded/fsdp_trainer.py", "fsdp", path, work)
+    all_ended(80, trainers=trainers, rollout=rollout)
     torch = pytest.importorskip("torch")
     versions = torch.load(work / "versions.pt")
     assert len(versions) == 5

@@ -12,6 +12,7 @@ fails: no rank publishes that version. With DRIFTLESS_TEST_GPU=1 all ranks use o
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -120,6 +121,14 @@ class Breaking(driftless.torch.ShardedModel):
         return super().ready(shard)
 
 
+def wait_for_rollouts(acks, version):
+    """If the test's rollouts leave acks: so that they hold every version, not only the newest."""
+    until = time.monotonic() + 60
+    while acks.is_dir() and not any(acks.glob(f"*_{version:06d}")):
+        assert time.monotonic() < until, f"no rollout got to version {version}"
+        time.sleep(0.005)
+
+
 def main():
     layout, config, out = sys.argv[1:4]
     breaks = int(sys.argv[4]) if len(sys.argv) > 4 else None
@@ -158,6 +167,8 @@ def main():
         else:
             assert not failing, f"rank {rank}: a version was published without rank {breaks}'s part"
             versions.append(whole(model))
+            if rank == 0:
+                wait_for_rollouts(Path(out, "acks"), reports[-1].version)
     hook.remove()
     assert [report.version for report in reports] == list(range(1, len(versions)))
     publisher.declare_end()
