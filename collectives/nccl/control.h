@@ -12,12 +12,10 @@
 #include "collectives/held_publications.h"
 #include "collectives/hub/hub.h"
 #include "collectives/nccl/message.h"
-#include "collectives/nccl/nccl_options.h"
+#include "collectives/nccl/nccl_road.h"
 
 namespace driftless::nccl {
 
-using hub::Connector;
-using hub::Hub;
 using hub::HubEvent;
 using hub::Link;
 
@@ -78,7 +76,9 @@ class Control {
 class LeaderControl final : public Control {
  public:
   // Throws std::system_error if no thread can be created.
-  LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
+  // `end`: sent to all receivers once it has a text; may be null.
+  LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub,
+                std::shared_ptr<EndNote> end);
   ~LeaderControl() override;  // the thread sends the goodbye and ends
 
   // Calls of the leader's own rank.
@@ -119,6 +119,7 @@ class LeaderControl final : public Control {
   void run();
   void handle(const HubEvent& event);
   void send_goodbye();
+  void send_end();
 
   // The functions below need the mutex.
   void handle(std::uint64_t peer, const Message& message);
@@ -149,12 +150,14 @@ class LeaderControl final : public Control {
   const unsigned ranks_;
   const std::uint64_t session_;
   const std::unique_ptr<Hub> hub_;
+  const std::shared_ptr<EndNote> end_;
 
   mutable std::mutex mutex_;
   std::set<std::string> left_;  // ids of receivers that called leave()
   std::condition_variable changed_;
   std::map<std::uint64_t, Peer> peers_;
   std::optional<std::string> run_info_;
+  std::optional<Clock::time_point> end_sent_;
   std::optional<Pending> pending_;
   RetentionRing ring_;  // the published versions
   bool began_ = false;

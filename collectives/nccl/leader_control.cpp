@@ -5,11 +5,13 @@ namespace driftless::nccl {
 
 using std::chrono::milliseconds;
 
-LeaderControl::LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub)
+LeaderControl::LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub,
+                             std::shared_ptr<EndNote> end)
     : options_(options),
       ranks_(ranks),
       session_(random_hash128().low),
       hub_(std::move(hub)),
+      end_(end == nullptr ? std::make_shared<EndNote>() : std::move(end)),
       ring_("nccl", options.ring_bytes, options.ring_versions),
       thread_([this] { run(); }) {}
 
@@ -28,8 +30,26 @@ void LeaderControl::run() {
     const std::scoped_lock lock(mutex_);
     if (stop_) break;
     remove_silent();
+    send_end();
   }
   send_goodbye();
+  end_->settle();
+}
+
+// Receivers that have answered have read it: a process may end then, although TCP discards what
+// was not read if the process that sent it ends.
+void LeaderControl::send_end() {
+  const std::optional<std::string> text = end_->text();
+  if (!text) return;
+  const bool first = !end_sent_;
+  if (first) end_sent_ = Clock::now();
+  bool answered = true;
+  for (const auto& [peer, known] : peers_) {
+    if (!known.greeted || !known.receives) continue;
+    if (first) send(peer, {.kind = MessageKind::kEnd, .text = *text});
+    answered = answered && known.last_message_at > *end_sent_;
+  }
+  if (answered) end_->settle();
 }
 
 void LeaderControl::send_goodbye() {
@@ -124,6 +144,9 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
               .count = run_info_.has_value() ? 1U : 0U,
               .session = session_,
               .text = run_info_.value_or("")});
+  if (came.receives && end_sent_) {
+    send(peer, {.kind = MessageKind::kEnd, .text = end_->text().value_or("")});
+  }
 }
 
 void LeaderControl::take_report(std::uint64_t peer, const Message& message) {

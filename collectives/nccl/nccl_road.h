@@ -16,6 +16,9 @@
 // A road consists of a fabric (fabric.h) and a hub; tests have their own fabrics.
 #pragma once
 
+#include <condition_variable>
+#include <mutex>
+
 #include "collectives/hub/hub.h"
 #include "collectives/nccl/fabric.h"
 #include "collectives/nccl/nccl_options.h"
@@ -32,11 +35,45 @@ namespace nccl {
 using hub::Connector;
 using hub::Hub;
 
+// The end of the run, between the functions of a process' OpenRoad and its sender or receiver. In
+// the leading rank publish() gives it to the sender's thread, in a rollout the receiver's thread
+// stores what the leader sent. Thread-safe.
+class EndNote {
+ public:
+  // Stores the text, and waits until the leader has sent it: settle().
+  void publish(std::string_view text, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    text_ = text;
+    changed_.wait_until(lock, deadline.at(), [&] { return settled_; });
+  }
+  void store(std::optional<std::string> text) {
+    const std::scoped_lock lock(mutex_);
+    text_ = std::move(text);
+  }
+  [[nodiscard]] std::optional<std::string> text() const {
+    const std::scoped_lock lock(mutex_);
+    return text_;
+  }
+  // All receivers have it, or the leader has closed: nobody waits any longer.
+  void settle() {
+    const std::scoped_lock lock(mutex_);
+    settled_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<std::string> text_;
+  bool settled_ = false;
+};
+
 // The sender of the leading publisher rank, with a thread that answers the others.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options,
                                                                     unsigned ranks,
                                                                     std::shared_ptr<Fabric> fabric,
-                                                                    std::unique_ptr<Hub> hub);
+                                                                    std::unique_ptr<Hub> hub,
+                                                                    std::shared_ptr<EndNote> end = {});
 // The sender of any other publisher rank.
 [[nodiscard]] std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                                           unsigned ranks,
@@ -46,7 +83,8 @@ using hub::Hub;
 // published from then on. One road for each receiver.
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                                  std::shared_ptr<Fabric> fabric,
-                                                                 Connector connector);
+                                                                 Connector connector,
+                                                                 std::shared_ptr<EndNote> end = {});
 
 }  // namespace nccl
 }  // namespace driftless

@@ -34,10 +34,12 @@ constexpr milliseconds kBusySlice{1};
 
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(NcclOptions options, std::shared_ptr<Fabric> fabric, Connector connector)
+  Receiver(NcclOptions options, std::shared_ptr<Fabric> fabric, Connector connector,
+           std::shared_ptr<EndNote> end)
       : options_(std::move(options)),
         fabric_(std::move(fabric)),
         connector_(std::move(connector)),
+        end_(end == nullptr ? std::make_shared<EndNote>() : std::move(end)),
         thread_([this] { run(); }) {}
   ~Receiver() override {
     stop_ = true;
@@ -265,6 +267,8 @@ class Receiver final : public ReceiveRoad {
     update([&] {
       held_.forget_staged();
       link_.reset();
+      // A leader that has sent the end closes next, also if its process ends without a goodbye.
+      if (end_->text()) closed_ = true;
     });
   }
 
@@ -289,6 +293,10 @@ class Receiver final : public ReceiveRoad {
       case MessageKind::kDrop: cut_off(message.attempt); return;
       case MessageKind::kProbe: send({.kind = MessageKind::kPing}); return;
       case MessageKind::kAnnounce: return update([&] { run_info_ = std::move(message.text); });
+      case MessageKind::kEnd:
+        end_->store(std::move(message.text));
+        send({.kind = MessageKind::kPing});
+        return;
       case MessageKind::kGoodbye:
         lost_ = true;  // another leader may start
         return update([&] { closed_ = true; });
@@ -315,6 +323,7 @@ class Receiver final : public ReceiveRoad {
         session_) {  // another leader: publications of the last one belong to another chain
       held_.clear();
       run_info_.reset();
+      end_->store(std::nullopt);
     }
     session_ = message.session;
     closed_ = false;
@@ -432,6 +441,7 @@ class Receiver final : public ReceiveRoad {
   const NcclOptions options_;
   const std::shared_ptr<Fabric> fabric_;
   const Connector connector_;
+  const std::shared_ptr<EndNote> end_;
   std::atomic<bool> stop_ = false;
   bool reported_ = false;
 
@@ -458,10 +468,11 @@ class Receiver final : public ReceiveRoad {
 
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                    std::shared_ptr<Fabric> fabric,
-                                                   Connector connector) {
+                                                   Connector connector,
+                                                   std::shared_ptr<EndNote> end) {
   try {
     return std::unique_ptr<ReceiveRoad>(
-        std::make_unique<Receiver>(options, std::move(fabric), std::move(connector)));
+        std::make_unique<Receiver>(options, std::move(fabric), std::move(connector), std::move(end)));
   } catch (const std::system_error& failure) {
     return error(StatusCode::kIo, "nccl: no thread for the receiver: ", failure.what());
   }

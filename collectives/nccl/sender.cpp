@@ -220,9 +220,11 @@ class Sender final : public SendRoad {
 
 Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options, unsigned ranks,
                                                       std::shared_ptr<Fabric> fabric,
-                                                      std::unique_ptr<Hub> hub) {
+                                                      std::unique_ptr<Hub> hub,
+                                                      std::shared_ptr<EndNote> end) {
   try {
-    auto control = std::make_unique<LeaderControl>(options, ranks, std::move(hub));
+    auto control =
+        std::make_unique<LeaderControl>(options, ranks, std::move(hub), std::move(end));
     return std::unique_ptr<SendRoad>(
         std::make_unique<Sender>(options, 0, std::move(fabric), std::move(control)));
   } catch (const std::system_error& failure) {

@@ -26,6 +26,18 @@ TEST_P(NcclFarewellTest, LeavingALeaderThatHasClosedIsDoneAtOnce) {
   EXPECT_EQ(listed(*receiver_), std::vector{step(1)}) << "what was received stays";
 }
 
+TEST_P(NcclFarewellTest, ReceiversLearnTheEndOfTheRunAndMayLeaveWithoutAGoodbye) {
+  ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
+  EXPECT_EQ(receivers_end_->text(), std::nullopt);
+  leaders_end_->publish("the end", soon());
+  EXPECT_EQ(receivers_end_->text(), "the end") << "publish() returns once the receivers have it";
+  faults_->fall_silent();
+  sender_.reset();
+  const Status left = receiver_->leave(in_ms(GetParam().name == "tcp" ? 30'000 : 300));
+  if (GetParam().name == "tcp") EXPECT_TRUE(is_ok(left)) << "its link is lost";
+  EXPECT_EQ(listed(*receiver_), std::vector{step(1)});
+}
+
 TEST_P(NcclFarewellTest, ALeaveThatIsUnderWayIsSettledByTheFarewell) {
   ASSERT_NO_FATAL_FAILURE(start_leader_and_receiver());
   faults_->hold(nccl::MessageKind::kLeave);

@@ -34,7 +34,8 @@ class NcclFarewellTest : public ::testing::TestWithParam<FarewellCase> {
     auto hub = meet_.hub();
     ASSERT_OK(hub);
     auto made = nccl::make_leading_sender(options_, ranks, fabric(),
-                                          std::make_unique<FaultyHub>(std::move(*hub), faults_));
+                                          std::make_unique<FaultyHub>(std::move(*hub), faults_),
+                                          leaders_end_);
     ASSERT_OK(made);
     sender_ = std::move(*made);
   }
@@ -44,7 +45,8 @@ class NcclFarewellTest : public ::testing::TestWithParam<FarewellCase> {
     auto connector = meet_.connector();
     ASSERT_OK(connector);
     auto made = nccl::make_receiver(options_, fabric(),
-                                    faulty_connector(std::move(*connector), link_faults_));
+                                    faulty_connector(std::move(*connector), link_faults_),
+                                    receivers_end_);
     ASSERT_OK(made);
     receiver_ = std::move(*made);
     ASSERT_OK(receiver_->report({"r", 0, "there"}, soon()));
@@ -68,6 +70,8 @@ class NcclFarewellTest : public ::testing::TestWithParam<FarewellCase> {
   std::shared_ptr<HostMeetings> meetings_ = std::make_shared<HostMeetings>();
   std::shared_ptr<HubFaults> faults_;
   std::shared_ptr<LinkFaults> link_faults_ = std::make_shared<LinkFaults>();
+  std::shared_ptr<nccl::EndNote> leaders_end_ = std::make_shared<nccl::EndNote>();
+  std::shared_ptr<nccl::EndNote> receivers_end_ = std::make_shared<nccl::EndNote>();
   std::unique_ptr<SendRoad> sender_;
   std::unique_ptr<ReceiveRoad> receiver_;
 };
