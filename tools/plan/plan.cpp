@@ -24,12 +24,12 @@ constexpr std::uint64_t kMostRanks = 1 << 20;
 std::uint64_t ceiling(double value) { return static_cast<std::uint64_t>(std::ceil(value - 1e-9)); }
 
 // How a road brings a version to the receivers.
-enum class Way : unsigned char { kBroadcast, kReadFromRanks, kFiles, kStore };
+enum class Way : unsigned char { kBroadcast, kReadFromRanks, kFiles, kUploads };
 
 Way way_of(const RoadKind& road) {
   if (!road.gpu_library.empty()) return Way::kBroadcast;
   if (road.directory != nullptr) return Way::kFiles;
-  return road.place_key.empty() ? Way::kReadFromRanks : Way::kStore;
+  return road.place_key.empty() ? Way::kReadFromRanks : Way::kUploads;
 }
 
 // Computes the row of one road and encoding.
@@ -271,11 +271,11 @@ class Planner {
     const Term last = smaller(rank_bytes_, Term("last bucket", 2 * kMiB, "B")) * host_bytes_ /
                       rank_bytes_ / write_rate();
     const Term after_compare = fetched + larger(write - made, last) + seal();
-    if (way_ == Way::kStore) return after_compare;
-    // Syncs of the parts, of the manifest and DONE, and of the directories that contain them. A
-    // part holds one type: codes, scales, or weights in bf16.
+    if (way_ == Way::kUploads) return after_compare;
+    // Syncs of the parts, of the manifest and DONE, and twice each of the version's directory and
+    // of the one above it. A part holds one type: codes, scales, or weights in bf16.
     const bool one_part = !in_.fp8 || (info(encoding_).interchange && !full_);
-    const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 5);
+    const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 6);
     return after_compare + syncs * of_road("sync");
   }
   [[nodiscard]] Term write_rate() const {
@@ -289,7 +289,7 @@ class Planner {
     switch (way_) {
       case Way::kBroadcast: return {};  // the broadcast is part of send
       case Way::kFiles: return into_host_ / of_road("read");
-      case Way::kStore: return into_host_ / smaller(link_, of_road("read"));
+      case Way::kUploads: return into_host_ / smaller(link_, of_road("read"));
       case Way::kReadFromRanks: break;
     }
     const bool rdma = in_.rdma && figures_.has(concat(road_, ".get"));
