@@ -3,11 +3,11 @@
 // it.
 #pragma once
 
-#include "collectives/range_fetcher.h"
+#include "collectives/road.h"
 
 namespace driftless {
 
-class ForwardingReceiveRoad : public ReceiveRoad, public BatchedRanges {
+class ForwardingReceiveRoad : public ReceiveRoad {
  public:
   explicit ForwardingReceiveRoad(std::shared_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
   // `road` must outlive this object.
@@ -48,7 +48,7 @@ class ForwardingReceiveRoad : public ReceiveRoad, public BatchedRanges {
     return road_->fetch_to_device(id, part, ranges, space, deadline);
   }
   [[nodiscard]] bool fetches_at_once() const override { return road_->fetches_at_once(); }
-  [[nodiscard]] bool batches_ranges() const override { return driftless::batches_ranges(*road_); }
+  [[nodiscard]] bool batches_ranges() const override { return road_->batches_ranges(); }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     return road_->report(report, deadline);
   }

@@ -106,7 +106,7 @@ class Fetcher {
         options_(options),
         take_(take),
         deadline_(deadline),
-        batches_(Planner(wanted, options, takers(), batches_ranges(road)).plan()) {}
+        batches_(Planner(wanted, options, takers(), road.batches_ranges()).plan()) {}
 
   [[nodiscard]] const std::vector<Batch>& batches() const { return batches_; }
 
@@ -191,11 +191,6 @@ class Fetcher {
 };
 
 }  // namespace
-
-bool batches_ranges(const ReceiveRoad& road) {
-  const auto* const batched = dynamic_cast<const BatchedRanges*>(&road);
-  return batched != nullptr && batched->batches_ranges();
-}
 
 std::vector<ByteRange> union_of(std::vector<ByteRange> ranges) {
   std::ranges::sort(ranges);

@@ -18,20 +18,10 @@ struct RangeFetchOptions {
   // fetched alone.
   std::uint64_t memory_bytes = std::uint64_t{256} << 20;
   // Ranges with at most this gap between them are fetched as one: another request costs more than
-  // the bytes of the gap. On a road that batches ranges (below) the limit is kBatchedGapBytes.
+  // the bytes of the gap. On a road that batches ranges the limit is kBatchedGapBytes.
   std::uint64_t gap_bytes = std::uint64_t{16} << 10;
 };
 
-// The second base class of a ReceiveRoad that reads many ranges with one request: another range
-// then costs less than the bytes of a gap.
-class BatchedRanges {
- public:
-  virtual ~BatchedRanges() = default;
-  // Whether the road does so at present.
-  [[nodiscard]] virtual bool batches_ranges() const = 0;
-};
-// False for roads that do not derive from BatchedRanges.
-[[nodiscard]] bool batches_ranges(const ReceiveRoad& road);
 inline constexpr std::uint64_t kBatchedGapBytes = 512;
 
 struct WantedPart {

@@ -250,6 +250,9 @@ class ReceiveRoad {
   // Whether several threads may call fetch_part() and fetch_ranges() at once. If not, one call with
   // many ranges keeps several requests in flight.
   [[nodiscard]] virtual bool fetches_at_once() const = 0;
+  // Whether one request at present reads many ranges, so that another range costs less than the
+  // bytes of a gap.
+  [[nodiscard]] virtual bool batches_ranges() const { return false; }
   // Registers the receiver or updates its report. The caller repeats it from time to time, also
   // without news, as its sign of life.
   [[nodiscard]] virtual Status report(const ReceiverReport& report, const Deadline& deadline) = 0;

@@ -59,8 +59,12 @@ struct RoadKind {
   // The directory of the road's files, which other software may read. A road with a directory can
   // carry every layout. Null: the road carries frames only.
   std::string (*directory)(const RoadOptions& options) = nullptr;
+  // The key of that directory or, on a road without a directory, of the URL that holds a run.
+  // `driftless status` reads such a place without a configuration. Empty: there is no such place.
+  std::string_view place_key = {};
   // Whether frames arrive in the memory of a rollout's GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
+  std::string_view gpu_library = {};  // moves frames from GPU to GPU; empty: works without a GPU
   // The road that takes over from this one, as the setting `fallback_key` selects; empty: none.
   std::string (*fallback)(const RoadOptions& options) = nullptr;
   std::string_view fallback_key = {};    // "road.peer.fallback"

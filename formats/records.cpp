@@ -79,10 +79,12 @@ double number_after(std::string_view text, std::string_view key) {
 
 }  // namespace
 
-RecordOrigin record_origin(std::string_view role, unsigned rank) {
-  const std::chrono::duration<double, std::milli> now =
-      std::chrono::steady_clock::now().time_since_epoch();
-  return {role, rank, host_name(), utc_text(std::chrono::system_clock::now()), now.count()};
+RecordOrigin record_origin(std::string_view role, unsigned rank,
+                           std::chrono::steady_clock::time_point done) {
+  const auto ago = std::chrono::duration_cast<std::chrono::system_clock::duration>(
+      std::chrono::steady_clock::now() - done);
+  const std::chrono::duration<double, std::milli> at = done.time_since_epoch();
+  return {role, rank, host_name(), utc_text(std::chrono::system_clock::now() - ago), at.count()};
 }
 
 std::optional<std::int64_t> unix_ms(std::string_view time) {

@@ -5,6 +5,7 @@
 // metrics are views of them. docs/operate/metrics.md describes every key.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -28,8 +29,10 @@ struct RecordOrigin {
   double monotonic_ms = 0;  // of this machine's monotonic clock
   std::string id{};         // the receiver's id on the road; empty: no receiver
 };
-// The origin of a record that this host writes now.
-[[nodiscard]] RecordOrigin record_origin(std::string_view role, unsigned rank);
+// The origin of a record of this host about something that was done at `done`.
+[[nodiscard]] RecordOrigin record_origin(
+    std::string_view role, unsigned rank,
+    std::chrono::steady_clock::time_point done = std::chrono::steady_clock::now());
 
 // A record's time as milliseconds since 1970; empty if the text is not a time.
 [[nodiscard]] std::optional<std::int64_t> unix_ms(std::string_view time);

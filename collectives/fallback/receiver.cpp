@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/fallback/state.h"
-#include "collectives/range_fetcher.h"
 
 namespace driftless::fallback {
 namespace {
@@ -18,7 +17,7 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-class Receiver final : public ReceiveRoad, public BatchedRanges {
+class Receiver final : public ReceiveRoad {
  public:
   Receiver(std::shared_ptr<State> state, std::unique_ptr<ReceiveRoad> first, Status trouble,
            std::unique_ptr<ReceiveRoad> second)
@@ -78,7 +77,7 @@ class Receiver final : public ReceiveRoad, public BatchedRanges {
   }
   [[nodiscard]] bool batches_ranges() const override {
     const bool second = state_->used || first_ == nullptr;
-    return driftless::batches_ranges(second ? *second_ : *first_);
+    return (second ? *second_ : *first_).batches_ranges();
   }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {

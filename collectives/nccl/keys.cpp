@@ -91,6 +91,7 @@ constinit const RoadKind kNcclKind{.name = "nccl",
                                    .keys = nccl::kKeys,
                                    .check = nccl::check,
                                    .variant = nccl::variant,
-                                   .on_device = nccl::on_device};
+                                   .on_device = nccl::on_device,
+                                   .gpu_library = "NCCL"};
 
 }  // namespace driftless

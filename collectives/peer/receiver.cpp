@@ -7,7 +7,6 @@
 #include "collectives/peer/part_server.h"
 #include "collectives/peer/peer_road.h"
 #include "collectives/peer/shared_reader.h"
-#include "collectives/range_fetcher.h"
 
 namespace driftless::peer {
 namespace {
@@ -16,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kEndTime{1'000};
 
-class Receiver final : public ReceiveRoad, public BatchedRanges {
+class Receiver final : public ReceiveRoad {
  public:
   Receiver(std::shared_ptr<const Road> road, std::string token)
       : road_(std::move(road)),

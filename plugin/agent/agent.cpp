@@ -8,6 +8,7 @@
 #include "formats/records.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/engines/engine_http.h"
+#include "plugin/receive/version_fetcher.h"
 
 namespace driftless {
 namespace {
@@ -16,17 +17,10 @@ constexpr std::string_view kRole = "agent";
 constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
 constexpr auto kLookAtRoad = std::chrono::seconds(1);
 
-// Failures that are worth a retry. All others come from the configuration or from another run.
-bool may_pass(StatusCode code) {
-  switch (code) {
-    case StatusCode::kNotFound:
-    case StatusCode::kIncomplete:
-    case StatusCode::kCorrupt:
-    case StatusCode::kBusy:
-    case StatusCode::kIo:
-    case StatusCode::kDeadlineExceeded: return true;
-    default: return false;
-  }
+// Whether the agent goes on after this failure. An agent outlives an outage of its road, too; all
+// other failures come from the configuration or from another run.
+bool goes_on_after(StatusCode code) {
+  return retry_may_mend(code) || code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded;
 }
 
 VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
@@ -191,7 +185,7 @@ Result<bool> Agent::deliver() {
   const Result<std::optional<DeliveryReport>> report =
       delivery_->step(Deadline::after(kLookForDelivery));
   if (!report.ok()) {
-    if (!may_pass(report.status().code())) return report.status();
+    if (!goes_on_after(report.status().code())) return report.status();
     fail(report.status());
     if (RunView* const view = sinks_->view(); view != nullptr) view->cannot_take(report.status());
     constexpr auto kWait = TrainerContact::kSignOfLife;

@@ -49,6 +49,7 @@ VersionRecord record_of(const PublishReport& report, unsigned rank) {
 
 VersionRecord record_of(const UpdateReport& report, unsigned rank) {
   VersionRecord record = common(report, "rollout", rank);
+  if (report.done) record.origin = record_origin("rollout", rank, *report.done);
   record.base_version = report.from_version;
   record.versions = report.versions;
   record.received = {report.needed_bytes,

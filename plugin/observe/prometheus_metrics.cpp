@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "plugin/observe/status_pages.h"
 
@@ -65,6 +65,12 @@ std::string label_value(std::string_view name) {
       .get<std::string>();
 }
 
+// The same for an engine's URL, without a password or token.
+std::string engine_label(std::string_view url) {
+  const bool secret = url.find_first_of("@?#") != std::string_view::npos;
+  return label_value(secret ? public_text(url) : std::string(url));
+}
+
 enum Stage : unsigned char {
   kCompare,
   kEncode,
@@ -83,6 +89,9 @@ enum Stage : unsigned char {
 constexpr std::array<const char*, kStages> kStageNames{"compare", "encode", "send",    "seal",
                                                        "publish", "fetch",  "process", "stage",
                                                        "pause",   "apply",  "resume",  "commit"};
+
+enum BytesKind : unsigned char { kFull, kDelta, kWire, kNeeded, kBytesKinds };
+constexpr std::array<const char*, kBytesKinds> kBytesKindNames{"full", "delta", "wire", "needed"};
 
 // The metrics of one engine or receiver.
 struct Follower {
@@ -118,15 +127,21 @@ class Followers {
                                                "0: it has answered no call for a while")) {}
 
   // The metrics of this name. Makes missing ones; if there are kMostSeries already, these
-  // replace the oldest. Null if every series has a record of the update `turn`.
-  Follower* at(std::string_view name, std::uint64_t turn) {
-    std::string cleaned;
-    std::string_view label = name;
-    if (!is_plain(name)) label = cleaned = label_value(name);
-    auto found = followers_.find(label);
+  // replace the oldest. Null if every series has a record of the update `turn`. `clean` makes a
+  // label of a name. It changes no label, so a name that is a label need not be cleaned.
+  template <typename Clean>
+  Follower* at(std::string_view name, std::uint64_t turn, const Clean& clean) {
+    auto found = followers_.find(name);
     if (found == followers_.end()) {
-      if (followers_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) return nullptr;
-      found = followers_.emplace(label, make(std::string(label))).first;
+      std::string label = clean(name);
+      found = followers_.find(label);
+      if (found == followers_.end()) {
+        if (followers_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) {
+          return nullptr;
+        }
+        Follower made = make(label);
+        found = followers_.emplace(std::move(label), made).first;
+      }
     }
     found->second.turn = turn;
     return &found->second;
@@ -142,7 +157,13 @@ class Followers {
   }
 
  private:
-  using Map = std::map<std::string, Follower, std::less<>>;
+  struct HashName {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view name) const {
+      return std::hash<std::string_view>()(name);
+    }
+  };
+  using Map = std::unordered_map<std::string, Follower, HashName, std::equal_to<>>;
 
   Follower make(const std::string& label) {
     const prometheus::Labels labels{{label_, label}};
@@ -243,8 +264,10 @@ class Metrics final : public PrometheusMetrics {
     if (made == nullptr) made = &stage_family_.Add({{"stage", kStageNames[stage]}}, stage_bounds());
     if (std::isfinite(ms) && ms >= 0) made->Observe(ms / 1e3);
   }
-  void count_bytes(const char* kind, std::uint64_t bytes) {
-    bytes_.Add({{"kind", kind}}).Increment(static_cast<double>(bytes));
+  void count_bytes(BytesKind kind, std::uint64_t bytes) {
+    Counter*& made = bytes_[kind];
+    if (made == nullptr) made = &bytes_family_.Add({{"kind", kBytesKindNames[kind]}});
+    made->Increment(static_cast<double>(bytes));
   }
   void observe(const CommitTimes& commit) {
     observe(kStage, commit.stage_ms);
@@ -262,9 +285,9 @@ class Metrics final : public PrometheusMetrics {
     if (!record.fallback.empty()) {
       fallback_.Add({{"road", label_value(record.fallback)}}).Set(1);
     }
-    count_bytes("full", record.full_bytes);
-    count_bytes("delta", record.delta_bytes);
-    count_bytes("wire", record.wire_bytes);
+    count_bytes(kFull, record.full_bytes);
+    count_bytes(kDelta, record.delta_bytes);
+    count_bytes(kWire, record.wire_bytes);
     if (const auto& published = record.published) {
       density_.Add({}).Set(published->density);
       observe(kCompare, published->compare_ms);
@@ -274,12 +297,12 @@ class Metrics final : public PrometheusMetrics {
       observe(kPublish, published->total_ms);
     }
     if (const auto& received = record.received) {
-      count_bytes("needed", received->needed_bytes);
+      count_bytes(kNeeded, received->needed_bytes);
       observe(kFetch, received->fetch_ms);
       observe(received->commit);
     }
     if (const auto& delivered = record.delivered) {
-      count_bytes("needed", delivered->needed_bytes);
+      count_bytes(kNeeded, delivered->needed_bytes);
       observe(kFetch, delivered->fetch_ms);
       observe(kProcess, delivered->process_ms);
     }
@@ -290,10 +313,7 @@ class Metrics final : public PrometheusMetrics {
   void take(const EngineRecord& record) {
     note(record.run, record.goal);
     count(record.status);
-    std::string cleaned;
-    std::string_view name = record.engine;
-    if (name.find_first_of("@?#") != std::string_view::npos) name = cleaned = public_text(name);
-    Follower* const engine = engines_.at(name, ++turn_);
+    Follower* const engine = engines_.at(record.engine, ++turn_, engine_label);
     if (engine == nullptr) return;
     engine->held = record.version;
     engine->set(newest_);
@@ -309,7 +329,7 @@ class Metrics final : public PrometheusMetrics {
     std::size_t unlisted = 0;
     for (const RolloutRecord& record : rollouts) {
       if (record.left || record.idle) continue;
-      Follower* const rollout = rollouts_.at(record.id, turn_);
+      Follower* const rollout = rollouts_.at(record.id, turn_, label_value);
       if (rollout == nullptr) {
         ++unlisted;
         continue;
@@ -345,10 +365,11 @@ class Metrics final : public PrometheusMetrics {
   Family<Gauge>& fallback_ =
       gauges(registry_, "driftless_fallback",
              "1: versions go by this road in place of the configured one, which failed");
-  Family<Counter>& bytes_ = counters(
+  Family<Counter>& bytes_family_ = counters(
       registry_, "driftless_bytes_total",
       "Bytes of versions: full (all weights), delta (their payload), wire (over the road), "
       "needed (of those fetched, for tensors that are held here)");
+  std::array<Counter*, kBytesKinds> bytes_{};  // created when first counted
   Family<Counter>& failure_family_ =
       counters(registry_, "driftless_failures_total",
                "Failures after which the process went on, by their code");

@@ -51,7 +51,7 @@ void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
 }
 
 Result<std::vector<std::vector<std::byte>>> HeadFetcher::fetch(std::span<const PartReceipt> parts) {
-  const bool exact = batches_ranges(road_);
+  const bool exact = road_.batches_ranges();
   std::vector<WantedPart> wanted;
   for (const PartReceipt& part : parts) {
     const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);

@@ -333,6 +333,7 @@ Status Receiver::apply() {
   report_.apply_ms = watch.lap_ms();
   Status resumed = resume();
   report_.resume_ms = watch.lap_ms();
+  report_.done = std::chrono::steady_clock::now();  // the report to the road may take long
   if (!commit.ok()) {
     if (!target_->state().valid) {
       const Status reported = report();  // reports that no version is held

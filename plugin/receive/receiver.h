@@ -40,6 +40,8 @@ struct UpdateReport {
   double fetch_ms = 0;  // on the road, and hashing
   double stage_ms = 0;  // decoding and proving
   double pause_ms = 0, apply_ms = 0, resume_ms = 0;
+  // When the weights were this version and the engine went on; empty: not known.
+  std::optional<std::chrono::steady_clock::time_point> done;
   std::vector<std::string> notes;  // harmless failures: a refused report, ...
 };
 

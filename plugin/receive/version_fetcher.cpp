@@ -22,12 +22,6 @@ constexpr std::size_t kMostFollowed = 256;
 // The bytes that a decoded change of `compact` takes for folding, beside its value.
 constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
 
-// Failures that a retry may mend: incomplete, read while it was written, just pruned.
-bool may_pass(StatusCode code) {
-  return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
-         code == StatusCode::kNotFound || code == StatusCode::kBusy;
-}
-
 bool is_newer(const TargetState& state, const PublicationId& id) {
   return !state.valid || id.version > state.id.version;
 }
@@ -118,7 +112,7 @@ Result<Announcement> read_announcement(ReceiveRoad& road, std::chrono::milliseco
 bool FetchTries::note(const Status& failure) {
   late_ = failure.code() == StatusCode::kDeadlineExceeded && !failure_.ok();
   if (!late_) failure_ = failure;
-  return late_ || may_pass(failure.code());
+  return late_ || retry_may_mend(failure.code());
 }
 
 bool FetchTries::wait() { return !late_ && backoff_.sleep(deadline_); }
@@ -256,7 +250,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
     const Status fetched = fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain,
                                        candidate_needs, deadline);
     // Continue with the versions that are complete; the next round handles the failure.
-    if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
+    if (!fetched.ok() && !chain.versions.empty() && retry_may_mend(fetched.code())) break;
     DRIFTLESS_RETURN_IF_ERROR(fetched);
     chain.manifest_bytes += manifest_bytes;
   }
@@ -292,7 +286,7 @@ Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& sta
     Result<FoundManifest> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
       // Continue with what is there; the next round handles the failure.
-      if (!chain.empty() && may_pass(next.status().code())) break;
+      if (!chain.empty() && retry_may_mend(next.status().code())) break;
       return next.status();
     }
     const bool full = next->manifest.encoding == Encoding::kFull;

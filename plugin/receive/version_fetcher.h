@@ -22,6 +22,13 @@ struct Announcement {
                                                      std::chrono::milliseconds patience,
                                                      const Deadline& deadline);
 
+// Whether a later try may succeed: what failed was incomplete, read while it was written, just
+// pruned or busy.
+[[nodiscard]] constexpr bool retry_may_mend(StatusCode code) {
+  return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
+         code == StatusCode::kNotFound || code == StatusCode::kBusy;
+}
+
 // The retries of one fetch: what is incomplete, damaged, gone or busy may be there at the next try.
 class FetchTries {
  public:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
+#include "plugin/targets/digest_goals.h"
 #include "plugin/targets/stage_ahead.h"
 #include "plugin/targets/tensor_changes.h"
 #include "plugin/targets/weight_sums.h"
@@ -10,13 +11,21 @@
 namespace driftless {
 namespace {
 
-// For messages: the first tensor with an unexpected digest, and both digests; empty if none.
-std::string first_wrong(const WeightLayout& layout, const std::vector<TensorShare>& found,
-                        const std::vector<TensorShare>& expected) {
-  for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
-    if (found[i].digest == expected[i].digest) continue;
-    return concat("tensor '", layout[found[i].tensor].name, "' has digest ",
-                  to_hex(found[i].digest), ", expected ", to_hex(expected[i].digest));
+// For a version that was fetched by need, checks the tensors that are complete; the blocks of
+// others are proven by their hashes.
+Status check_fetched(const MappedWeights& weights, const VersionSource& version,
+                     std::span<const Digest> tensors) {
+  if (version.complete()) return {};
+  for (const ManifestTensor& tensor : version.version().manifest->tensors) {
+    const auto index = weights.layout.find(tensor.name);
+    const TensorChange* const change = index ? version.find(*index) : nullptr;
+    if (change == nullptr || !version.complete(*change) || !tensor.digest ||
+        tensors[*index] == *tensor.digest) {
+      continue;
+    }
+    return error(StatusCode::kMismatch, "tensor '", tensor.name, "' has digest ",
+                 to_hex(tensors[*index]), ", the manifest says ", to_hex(*tensor.digest),
+                 ". Nothing was changed; publish another full version");
   }
   return {};
 }
@@ -29,16 +38,11 @@ class StagedUpdate final : public StagedChange {
         after_(weights_->state),
         sums_before_(weights_->sums),
         tensors_(changed_tensors(versions)),
+        goals_(weights_, versions),
         full_(versions.front().version().full()) {
-    if (sums_before_) expected_ = sums_before_->shares.tensors;
     const VersionDirectory& first = versions.front().version();
     const VersionDirectory& last = versions.back().version();
     source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
-    for (const VersionSource& each : versions) {
-      const Manifest& manifest = *each.version().manifest;
-      const std::optional<Digest> goal = after_.partial ? expect_held(manifest) : manifest.digest;
-      goals_.push_back({goal, each.version().path});
-    }
     after_.id = last.manifest->id;
     after_.digest = last.manifest->digest;
     after_.valid = true;
@@ -55,7 +59,7 @@ class StagedUpdate final : public StagedChange {
   Status fill(std::vector<VersionSource> versions, bool in_place, StageAhead* ahead) {
     if (full_) {
       DRIFTLESS_RETURN_IF_ERROR(fill_full(std::move(versions)));
-      return check_held_of_full();
+      return goals_.check_full(after_.digest, sums_after_->shares.tensors);
     }
     if (!in_place) return fill_deltas(std::move(versions), ahead);
     return weights_->contiguous ? fill_buckets(std::move(versions))
@@ -135,31 +139,8 @@ class StagedUpdate final : public StagedChange {
                                    "), and hold no version; send a full one, or reload them"));
   }
 
-  // For a partial target: sets expected_ of every held tensor that the manifest lists to the digest
-  // there, if the manifest has digests. Returns the sum of expected_.
-  std::optional<Digest> expect_held(const Manifest& manifest) {
-    if (manifest.encoding == Encoding::kFull) expected_ = weights_->no_shares.tensors;
-    if (!weights_->summed || !manifest.has_tensor_digests()) expected_.reset();
-    if (!expected_) return std::nullopt;
-    for (const ManifestTensor& tensor : manifest.tensors) {
-      const auto index = weights_->layout.find(tensor.name);
-      if (!index || !weights_->maps_any(*index)) continue;
-      (*expected_)[weights_->tensors[*index].share].digest = *tensor.digest;
-    }
-    Digest sum;
-    for (const TensorShare& each : *expected_) sum += each.digest;
-    return sum;
-  }
-
-  // The expected digest after one of the versions. For a partial state it is that of the tensors
-  // that are held, if the manifests have it.
-  struct Goal {
-    std::optional<Digest> digest;
-    std::string source;
-  };
   Status fill_deltas(std::vector<VersionSource> versions, StageAhead* ahead) {
-    goals_.erase(goals_.begin(), goals_.end() - 1);  // the versions are folded
-    goals_.back().source = source_;
+    goals_.fold(source_);
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
     return fold_and_place(ahead != nullptr ? ahead->take_decoded(*weights_) : DecodedBlocks());
   }
@@ -267,28 +248,9 @@ class StagedUpdate final : public StagedChange {
                    ", the manifest says ", to_hex(expected),
                    ". Nothing was changed; publish another full version");
     }
-    DRIFTLESS_RETURN_IF_ERROR(check_fetched(version, sums.tensors));
+    DRIFTLESS_RETURN_IF_ERROR(check_fetched(*weights_, version, sums.tensors));
     if (weights_->summed) after_.digest = ours;
     sums_after_ = make_sums(*weights_, std::move(sums.maps));
-    return {};
-  }
-
-  // For a version that was fetched by need, checks the tensors that are complete; the blocks of
-  // others are proven by their hashes.
-  [[nodiscard]] Status check_fetched(const VersionSource& version,
-                                     std::span<const Digest> tensors) const {
-    if (version.complete()) return {};
-    for (const ManifestTensor& tensor : version.version().manifest->tensors) {
-      const auto index = weights_->layout.find(tensor.name);
-      const TensorChange* const change = index ? version.find(*index) : nullptr;
-      if (change == nullptr || !version.complete(*change) || !tensor.digest ||
-          tensors[*index] == *tensor.digest) {
-        continue;
-      }
-      return error(StatusCode::kMismatch, "tensor '", tensor.name, "' has digest ",
-                   to_hex(tensors[*index]), ", the manifest says ", to_hex(*tensor.digest),
-                   ". Nothing was changed; publish another full version");
-    }
     return {};
   }
 
@@ -348,45 +310,19 @@ class StagedUpdate final : public StagedChange {
     }
   }
 
-  // Names a wrong tensor among those that a partial target holds, if it is known.
-  [[nodiscard]] std::string name_wrong() const {
-    if (!after_.partial || !expected_) return {};
-    WeightSums found = measured_ ? *measured_ : *sums_after_;
-    if (measured_) add_measured(found);
-    const std::string named = first_wrong(weights_->layout, found.shares.tensors, *expected_);
-    return named.empty() ? named : concat(" (", named, ")");
+  // The digests that the tensors will have, for messages.
+  [[nodiscard]] std::vector<TensorShare> shares_after() const {
+    if (!measured_) return sums_after_->shares.tensors;
+    WeightSums found = *measured_;
+    add_measured(found);
+    return found.shares.tensors;
   }
 
-  // The version as a whole is proven; for a partial target, also checks each tensor that is held.
-  Status check_held_of_full() {
-    const std::optional<Digest>& goal = goals_.back().digest;
-    if (!after_.partial || !weights_->summed || !goal || after_.digest == *goal) return {};
-    return error(StatusCode::kMismatch, source_, ": ",
-                 first_wrong(weights_->layout, sums_after_->shares.tensors, *expected_),
-                 " by the manifest. Nothing was changed; publish another full version");
-  }
-
-  // Compares the digest after each version with its goal. `changes`: what each version adds, as far
-  // as it is measured yet. If no manifest has the digest of the tensors that a partial target has,
-  // checks instead that writing the first version added to the digest what staging had measured.
+  // See DigestGoals::prove().
   Status prove(std::span<const Digest> changes, bool written) {
-    Digest reached = before_.digest;
-    for (std::size_t i = 0; i < changes.size(); ++i) {
-      reached += changes[i];
-      const bool known = weights_->summed && goals_[i].digest;
-      const bool right =
-          known ? reached == *goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
-      if (right) continue;
-      return error(StatusCode::kMismatch, goals_[i].source,
-                   ": after it the weights would have digest ", to_hex(reached),
-                   known ? concat(", expected ", to_hex(*goals_[i].digest)) : "", name_wrong(),
-                   written ? ": other code writes into the weights, or the delta is damaged. All "
-                             "was undone"
-                           : ": other code wrote into them, or the delta is damaged. Nothing was "
-                             "changed",
-                   "; send a full version");
-    }
-    if (!written && !changes.empty()) staged_change_ = changes.front();
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest reached,
+        goals_.prove(before_.digest, changes, written, [this] { return shares_after(); }));
     if (weights_->summed && changes.size() == goals_.size()) after_.digest = reached;
     return {};
   }
@@ -454,12 +390,11 @@ class StagedUpdate final : public StagedChange {
 
   std::shared_ptr<MappedWeights> weights_;
   std::string source_;  // for messages
-  std::vector<Goal> goals_;
   TargetState before_, after_;
-  std::optional<std::vector<TensorShare>> expected_;  // for a partial state: its shares
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
-  std::shared_ptr<WeightSums> measured_;    // for buckets: sums_before_; write() updates it
-  std::set<std::uint32_t> tensors_;         // the changed ones
+  std::shared_ptr<WeightSums> measured_;  // for buckets: sums_before_; write() updates it
+  std::set<std::uint32_t> tensors_;       // the changed ones
+  DigestGoals goals_;
   bool full_ = false;                       // it is a full version
   bool external_ = false;                   // the writer has staged its part
   std::shared_ptr<TensorChanges> changes_;  // null if buckets are applied in place
@@ -467,7 +402,6 @@ class StagedUpdate final : public StagedChange {
   std::vector<std::byte> old_values_;  // of parts whose map is not counted
   std::unique_ptr<PlacedChanges> placed_;
   std::uint64_t units_ = 0;
-  Digest staged_change_;    // what the staged first version adds to the digest
   bool touched_ = false;    // writing through the maps has begun
   bool foreign_ = false;    // a unit to be written had another value than expected
   bool dense_ = false;      // all units are written, changed or not

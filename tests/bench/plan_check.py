@@ -44,6 +44,7 @@ POLL_MS = 10  # of peer and shared_fs: longer polls make three versions a matter
 SLACK_MS = 1500  # between versions, for other work on the machine
 STEPS = 4
 JOBS_PER_CALIBRATION = 4
+SYNCS = 7  # of a version in files
 
 
 def with_slack(interval_ms, slack_ms):
@@ -77,17 +78,39 @@ def file_rates(directory):
         path.read_bytes()
         reads.append(size / (time.monotonic() - begin))
     path.unlink()
-    syncs = []
-    for _ in range(9):
-        with open(path, "wb") as file:
-            file.write(data[:4096])
-            begin = time.monotonic()
-            os.fsync(file.fileno())
-            syncs.append(time.monotonic() - begin)
-        path.unlink()
+    syncs = [small_version(directory, i) / SYNCS for i in range(9)]
     return {"shared_fs.write": statistics.median(writes), "shared_fs.read": statistics.median(reads),
             "shared_fs.sync": statistics.median(syncs),
             "wait.shared_fs": POLL_MS / 2e3, "wait.peer": POLL_MS / 2e3}
+
+
+def sync_of(path):
+    """Seconds of syncing a directory, or a new file of 4 KiB."""
+    begin = time.monotonic()
+    file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_WRONLY)
+    if not path.is_dir():
+        os.write(file, bytes(4096))
+    os.fsync(file)
+    os.close(file)
+    return time.monotonic() - begin
+
+
+def small_version(directory, number):
+    """Seconds of the syncs with which shared_fs makes a version of small files durable and visible."""
+    hidden, visible = directory / f".rate_{number}", directory / f"rate_{number}"
+    hidden.mkdir()
+    seconds = sync_of(hidden / "part") + sync_of(hidden)
+    seconds += sync_of(hidden / "manifest.json") + sync_of(hidden / "DONE") + sync_of(hidden)
+    used = directory / ".rate_used"
+    used.touch()
+    seconds += sync_of(directory)
+    hidden.rename(visible)
+    seconds += sync_of(directory)
+    used.unlink()
+    for file in visible.iterdir():
+        file.unlink()
+    visible.rmdir()
+    return seconds
 
 
 def configuration(directory, params, road, encoding, address):

@@ -25,6 +25,7 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
   std::deque<Status> manifest_failures, part_failures, report_failures;
   int damaged_parts = 0;            // the next ones come with a flipped bit
   std::function<void()> once_part;  // before the next part
+  std::function<void()> at_report;  // before each report
   int manifests = 0, parts = 0;     // asked for
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
@@ -56,6 +57,7 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    if (at_report) at_report();
     if (Status failure = next(report_failures); !failure.ok()) return failure;
     return road_->report(report, deadline);
   }

@@ -167,7 +167,7 @@ void add_plan(CLI::App& app, Arguments& all) {
       ->check(CLI::IsMember({"host_shm", "none"}))
       ->capture_default_str();
   command->add_option("--road", options.road, "One road (default: all)")
-      ->check(one_of(kPlanRoads, std::identity()));
+      ->check(one_of(planned_roads(), [](const RoadKind* each) { return each->name; }));
   command->add_option("--encoding", options.encoding, "One encoding, or full (default: all)")
       ->check(one_of_the_encodings());
   command->add_option("--figures", options.figures, "File of figures, as --measure prints it");

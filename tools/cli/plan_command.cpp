@@ -82,8 +82,7 @@ void print_table_of(const std::vector<PlanRow>& rows, std::vector<PlanQuantity> 
   std::vector<std::vector<std::string>> lines;
   for (const PlanRow& row : rows) {
     if (!row.why_not.empty()) continue;
-    std::vector<std::string> line = {std::string(kPlanRoads[static_cast<int>(row.road)]),
-                                     std::string(info(row.encoding).name)};
+    std::vector<std::string> line = {std::string(row.road), std::string(info(row.encoding).name)};
     for (const PlanQuantity& quantity : row.*columns) {
       if (lines.empty()) header.emplace_back(quantity.name);
       line.push_back(text(quantity.amount.value()));
@@ -99,8 +98,7 @@ void print_formulae(const std::vector<PlanRow>& rows, const Figures& figures) {
   std::string all;
   for (const PlanRow& row : rows) {
     if (!row.why_not.empty()) continue;
-    std::cout << "\n"
-              << kPlanRoads[static_cast<int>(row.road)] << ", " << info(row.encoding).name << "\n";
+    std::cout << "\n" << row.road << ", " << info(row.encoding).name << "\n";
     for (const auto* group : {&row.phases, &row.bytes, &row.memory}) {
       for (const auto& [name, amount] : *group) {
         const char* const unit = group == &row.phases ? "s" : "B";
@@ -137,8 +135,7 @@ void print_text(const PlanInput& input, const Figures& figures, const std::vecto
   print_table_of(rows, &PlanRow::memory, bytes, false);
   for (const PlanRow& row : rows) {
     if (row.why_not.empty()) continue;
-    std::cout << "\nNot " << info(row.encoding).name << " over "
-              << kPlanRoads[static_cast<int>(row.road)] << ": " << row.why_not;
+    std::cout << "\nNot " << info(row.encoding).name << " over " << row.road << ": " << row.why_not;
   }
   std::cout << "\n";
   if (explain) print_formulae(rows, figures);
@@ -165,8 +162,7 @@ void print_plan_json(const PlanInput& input, const Figures& figures,
                                  {"snapshot", input.snapshot},
                                  {"plans", nlohmann::ordered_json::array()}};
   for (const PlanRow& row : rows) {
-    nlohmann::ordered_json each = {{"road", kPlanRoads[static_cast<int>(row.road)]},
-                                   {"encoding", info(row.encoding).name}};
+    nlohmann::ordered_json each = {{"road", row.road}, {"encoding", info(row.encoding).name}};
     if (row.why_not.empty()) {
       each["seconds"] = row.seconds;
       each["best"] = row.best;
@@ -191,15 +187,11 @@ Result<int> run_plan(const Common& common, const PlanArguments& arguments) {
   if (arguments.measure) return print_measured(arguments, common.thread_count());
   DRIFTLESS_ASSIGN_OR_RETURN(const PlanInput input, read_input(arguments));
   DRIFTLESS_ASSIGN_OR_RETURN(const Figures figures, read_figures(arguments, input.device));
-  std::optional<PlanRoad> road;
-  if (!arguments.road.empty()) {
-    road = static_cast<PlanRoad>(std::ranges::find(kPlanRoads, arguments.road) - kPlanRoads);
-  }
   std::optional<Encoding> encoding;
   if (!arguments.encoding.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(encoding, parse_encoding(arguments.encoding));
   }
-  const std::vector<PlanRow> rows = make_plan(input, figures, road, encoding);
+  const std::vector<PlanRow> rows = make_plan(input, figures, arguments.road, encoding);
   if (common.json) {
     print_plan_json(input, figures, rows, arguments.explain);
   } else {

@@ -7,19 +7,14 @@
 #include <thread>
 
 #include "core/line_log.h"
-#include "core/parallel.h"
-#include "core/version.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
-#include "plugin/checkpoint/journal.h"
-#include "plugin/checkpoint/quantization.h"
-#include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/publish/quantized_source.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/job_progress.h"
+#include "tools/cli/step_weights.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
 
@@ -30,57 +25,6 @@ constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played forth 
 constexpr int kMostFailures = 3;           // consecutive ones, of one version
 constexpr std::uint64_t kMostSkipped = 4;  // version numbers without a visible version
 constexpr auto kLongest = std::chrono::hours(24);
-
-// The weights to publish: the checkpoints DIR/step_000000/ (the base), step_000001/, ... without a
-// gap.
-class RunSteps {
- public:
-  // The first `steps` of them, or all. kNotFound if there are fewer.
-  [[nodiscard]] static Result<RunSteps> replay(const std::string& directory,
-                                               std::optional<std::uint64_t> steps) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const RunSteps found, find(directory, steps));
-    if (!steps || found.last_ == *steps) return found;
-    return error(StatusCode::kNotFound, found.step_path(found.last_ + 1),
-                 ": is not there, and --steps asks for ", *steps);
-  }
-  // The same directories, played forth and back (0 1 2 3 2 1 0 1 ...) up to `steps` versions, so
-  // that a few checkpoints make any number of versions.
-  [[nodiscard]] static Result<RunSteps> to_and_fro(const std::string& directory,
-                                                   std::uint64_t steps) {
-    DRIFTLESS_ASSIGN_OR_RETURN(RunSteps found, find(directory, steps));
-    if (found.distinct_ > 0) found.last_ = steps;
-    return found;
-  }
-
-  [[nodiscard]] std::uint64_t last() const { return last_; }
-  // The checkpoint of a version from 0 to last().
-  [[nodiscard]] std::string path(std::uint64_t version) const {
-    if (distinct_ == 0) return step_path(0);
-    const std::uint64_t place = version % (2 * distinct_);
-    return step_path(place <= distinct_ ? place : 2 * distinct_ - place);
-  }
-
- private:
-  // Finds the consecutive steps; kNotFound if not even the base exists.
-  [[nodiscard]] static Result<RunSteps> find(const std::string& directory,
-                                             std::optional<std::uint64_t> enough) {
-    RunSteps steps;
-    steps.directory_ = directory;
-    FileSystem& fs = posix_file_system();
-    DRIFTLESS_RETURN_IF_ERROR(fs.info(steps.step_path(0)).status());
-    std::uint64_t& last = steps.last_;
-    while ((!enough || last < *enough) && exists(fs, steps.step_path(last + 1))) ++last;
-    steps.distinct_ = last;
-    return steps;
-  }
-  [[nodiscard]] std::string step_path(std::uint64_t step) const {
-    return join_path(directory_, concat("step_", version_string(step)));
-  }
-
-  std::string directory_;
-  std::uint64_t last_ = 0;
-  std::uint64_t distinct_ = 0;  // directories after the base
-};
 
 // The directory for a run that the leader makes up. A job that is killed may get only a second of
 // notice, too short for some waits; so at a signal the files are removed at once. Mapped files stay
@@ -169,32 +113,23 @@ class Trainer {
                                  group_->broadcast(directory, Deadline::after(kLongest)));
     }
     const std::uint64_t most = arguments_.steps.value_or(kDefaultSteps);
-    DRIFTLESS_ASSIGN_OR_RETURN(steps_, arguments_.replay.empty()
-                                           ? RunSteps::to_and_fro(directory, most)
-                                           : RunSteps::replay(directory, arguments_.steps));
+    DRIFTLESS_ASSIGN_OR_RETURN(RunSteps steps, arguments_.replay.empty()
+                                                   ? RunSteps::to_and_fro(directory, most)
+                                                   : RunSteps::replay(directory, arguments_.steps));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        weights_, StepWeights::open(std::move(steps), arguments_.base, config_.quantize,
+                                    common_.thread_count()));
     return {};
   }
 
   [[nodiscard]] Status open() {
-    FileSystem& fs = posix_file_system();
-    DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, path_of(0)));
-    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, path_of(0)));
-    // A tied tensor's copy that the base stores, and the last step does not, is not published.
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
-                               Checkpoint::open(fs, steps_.path(steps_.last())));
-    DRIFTLESS_ASSIGN_OR_RETURN(quantized_as_,
-                               needs_quantization(fs, base, last.layout(), config_.quantize));
-    quantizes_ = quantized_as_.quantized;
-    if (quantizes_) config_.publisher.quantize_rule = quantized_as_.rule_name();
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
-                               leave_out_copies(fs, base, last.layout()));
-    if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { print(note); });
-    layout_ = base.layout();
-    companions_dir_ = base.directory();
-    if (quantizes_) {  // report now a step that does not fit
-      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(steps_.last()));
-      DRIFTLESS_RETURN_IF_ERROR(source_of(steps_.last(), step, 0, 1).status());
+    if (!weights_->quantize_rule().empty()) {
+      config_.publisher.quantize_rule = weights_->quantize_rule();
     }
+    if (leads()) {
+      for (const std::string& note : weights_->left_out()) print(note);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base, weights_->open_step(0));
     CheckpointSource source(base, process_.rank(), process_.trainers());
     // It may take long to make up a run, so the wait for the others starts only here.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
@@ -207,43 +142,6 @@ class Trainer {
     if (!session_->publisher().resumed()) return {};
     print(concat("resumed at version ", first.version));
     return find_step(first);
-  }
-
-  // The checkpoint of a version: the base, or a step.
-  [[nodiscard]] std::string path_of(std::uint64_t version) const {
-    return version == 0 && !arguments_.base.empty() ? arguments_.base : steps_.path(version);
-  }
-
-  // Opens the weights of a step that the run publishes.
-  [[nodiscard]] Result<Checkpoint> open_step(std::uint64_t step) const {
-    FileSystem& fs = posix_file_system();
-    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, path_of(step)));
-    DRIFTLESS_RETURN_IF_ERROR(leave_out_copies(fs, weights, layout_).status());
-    return weights;
-  }
-
-  // The weights that stage `stage` of `stages` publishes of a step.
-  [[nodiscard]] Result<std::unique_ptr<WeightSource>> source_of(std::uint64_t step,
-                                                                const Checkpoint& weights,
-                                                                unsigned stage,
-                                                                unsigned stages) const {
-    if (!quantizes_ || step == 0) {
-      return std::unique_ptr<WeightSource>(
-          std::make_unique<CheckpointSource>(weights, stage, stages));
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        QuantizedSource source,
-        QuantizedSource::make(weights, layout_, companions_dir_, quantized_as_,
-                              common_.thread_count(), stage, stages));
-    return std::unique_ptr<WeightSource>(std::make_unique<QuantizedSource>(std::move(source)));
-  }
-
-  [[nodiscard]] Result<Digest> digest_step(std::uint64_t step) const {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
-    if (!quantizes_) return digest_checkpoint(weights, common_.thread_count());
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
-                               source_of(step, weights, 0, 1));
-    return digest_source(*source, common_.thread_count());
   }
 
   // Refuses a road that holds another run. This must happen before a publisher is opened, because
@@ -264,7 +162,7 @@ class Trainer {
         (*history)->fetch_manifest(newest, Deadline::after(config_.connect_deadline));
     if (!text.ok()) return {};
     const Result<Manifest> manifest = parse_manifest(*text, to_string(newest));
-    if (!manifest.ok() || run->layout.signature() != layout_.signature()) return {};
+    if (!manifest.ok() || run->layout.signature() != weights_->layout().signature()) return {};
     return find_step({run->run, newest.version, manifest->digest});
   }
 
@@ -273,16 +171,17 @@ class Trainer {
   // the version's, because a killed trainer may have used up version numbers.
   [[nodiscard]] Status find_step(const EndOfRun& there) {
     if (there.version == 0) return {};
-    const std::uint64_t newest = std::min(there.version, steps_.last());
+    const std::uint64_t newest = std::min(there.version, weights_->last());
     for (at_ = newest;; --at_) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, digest_step(at_));
+      DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, weights_->digest(at_));
       if (digest == there.digest) return {};
       if (at_ == 0 || newest - at_ == kMostSkipped) break;
     }
     return error(
         StatusCode::kAlreadyExists, "the road holds version ", there.version, " of run ",
-        to_hex(there.run), " with digest ", to_hex(there.digest), ", which ", path_of(newest),
-        " does not have", quantizes_ ? " once quantized by this quantize.rule" : "",
+        to_hex(there.run), " with digest ", to_hex(there.digest), ", which ",
+        weights_->path(newest), " does not have",
+        !weights_->quantize_rule().empty() ? " once quantized by this quantize.rule" : "",
         ": another run",
         "; use another road.shared_fs.dir or road.object_store.url, or remove the old run");
   }
@@ -331,14 +230,14 @@ class Trainer {
     std::string word = "end";
     if (leads()) {
       stopped_ = std::find(asked.begin(), asked.end(), "stop") != asked.end();
-      const std::uint64_t next = std::min(session_->newest().version + 1, steps_.last());
+      const std::uint64_t next = std::min(session_->newest().version + 1, weights_->last());
       if (!stopped_ && absent_.ok() && at_ < next) word = std::to_string(next);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(word, group_->broadcast(word, deadline));
     if (word == "end") return std::optional<std::uint64_t>();
     std::uint64_t step = 0;
     const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), step);
-    if (code != std::errc() || end != word.data() + word.size() || step > steps_.last()) {
+    if (code != std::errc() || end != word.data() + word.size() || step > weights_->last()) {
       return error(StatusCode::kInternal, "the leader asked for step '", word, "'");
     }
     return std::optional<std::uint64_t>(step);
@@ -369,27 +268,12 @@ class Trainer {
   }
 
   [[nodiscard]] Result<PublishReport> publish(std::uint64_t step) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
-                               source_of(step, weights, process_.rank(), process_.trainers()));
-    DRIFTLESS_RETURN_IF_ERROR(bring_in(weights, *source));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, weights_->open_step(step));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const std::unique_ptr<WeightSource> source,
+        weights_->source_of(step, weights, process_.rank(), process_.trainers()));
+    DRIFTLESS_RETURN_IF_ERROR(weights_->bring_in(weights, *source));
     return session_->publish(*source);
-  }
-
-  // A training step leaves its weights in memory. Those of a mapped file get there with the first
-  // read of each page, which is not a part of publishing.
-  [[nodiscard]] Status bring_in(const Checkpoint& weights, const WeightSource& source) const {
-    constexpr std::uint64_t kPage = 4096;
-    const std::span<const TensorSpec> offered = source.tensors();
-    return parallel_for(offered.size(), common_.thread_count(), [&](std::size_t i, unsigned) {
-      const std::optional<std::uint32_t> at = weights.layout().find(offered[i].name);
-      if (!at) return Status();
-      const TensorView tensor = weights.tensor(*at);
-      for (std::uint64_t byte = 0; byte < tensor.spec->size_bytes; byte += kPage) {
-        static_cast<void>(*static_cast<const volatile std::byte*>(tensor.data + byte));
-      }
-      return Status();
-    });
   }
 
   // A real trainer would compute here.
@@ -496,11 +380,7 @@ class Trainer {
   JobProcess& process_;
   JobProgress progress_;
   RunFiles temporary_;
-  RunSteps steps_;
-  WeightLayout layout_;         // published by the run
-  std::string companions_dir_;  // the base's configuration and tokenizer
-  QuantizedAs quantized_as_;
-  bool quantizes_ = false;        // steps are quantized to the base's tensors
+  std::optional<StepWeights> weights_;
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;

@@ -246,7 +246,7 @@ void check_cuda(const Context& context, const Report& report) {
 }
 
 void check_nccl(const Context& context, const Report& report) {
-  const bool needed = context.configured && context.config.road == "nccl";
+  const bool needed = context.configured && context.config.kind().gpu_library == "NCCL";
   const bool built = context.in_build("nccl");
   const std::string unusable = context.why_not("nccl");
   if (!built) {

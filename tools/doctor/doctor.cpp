@@ -34,7 +34,7 @@ bool Context::needs_mpi() const {
 
 bool Context::needs_gpu() const {
   return configured &&
-         (config.road == "nccl" || config.target == TargetKind::kDevice ||
+         (!config.kind().gpu_library.empty() || config.target == TargetKind::kDevice ||
           config.frames_on_device() || config.gpu.snapshot == SnapshotPlace::kPinned ||
           config.gpu.snapshot == SnapshotPlace::kDevice);
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/setting_values.h"
+#include "plugin/job/config.h"
 
 namespace driftless {
 namespace {
@@ -22,13 +23,23 @@ constexpr std::uint64_t kMostRanks = 1 << 20;
 
 std::uint64_t ceiling(double value) { return static_cast<std::uint64_t>(std::ceil(value - 1e-9)); }
 
+// How a road brings a version to the receivers.
+enum class Way : unsigned char { kBroadcast, kReadFromRanks, kFiles, kUploads };
+
+Way way_of(const RoadKind& road) {
+  if (!road.gpu_library.empty()) return Way::kBroadcast;
+  if (road.directory != nullptr) return Way::kFiles;
+  return road.place_key.empty() ? Way::kReadFromRanks : Way::kUploads;
+}
+
 // Computes the row of one road and encoding.
 class Planner {
  public:
-  Planner(const PlanInput& input, const Figures& figures, PlanRoad road, Encoding encoding)
+  Planner(const PlanInput& input, const Figures& figures, const RoadKind& road, Encoding encoding)
       : in_(input),
         figures_(figures),
-        road_(road),
+        road_(road.name),
+        way_(way_of(road)),
         encoding_(encoding),
         gpu_(input.device == Device::kGpu),
         trainer_gpu_(gpu_ && input.snapshot != "host"),
@@ -58,7 +69,7 @@ class Planner {
     row.phases = {{"compare", comparing},
                   {"encode", encoding},
                   {"send", send(made)},
-                  {"wait", figure(concat("wait.", kPlanRoads[static_cast<int>(road_)]))},
+                  {"wait", figure(concat("wait.", road_))},
                   {"fetch", fetch(carried)},
                   {"hand_over", hand_over()},
                   {"stage", stage(carried.named("carrying", "s"))},
@@ -77,6 +88,10 @@ class Planner {
 
  private:
   [[nodiscard]] Term figure(std::string_view name) const { return figures_.term(name); }
+  // A figure of the road: "peer.get_tcp".
+  [[nodiscard]] Term of_road(std::string_view name) const {
+    return figure(concat(road_, ".", name));
+  }
   [[nodiscard]] static Term count(std::string_view name, double value) { return {name, value, ""}; }
   [[nodiscard]] Term of_encoding(std::string_view kind, Encoding encoding) const {
     return figure(concat(kind, ".", info(encoding).name));
@@ -186,7 +201,7 @@ class Planner {
                 .named(gpu_ ? "weights of a worker" : "weights of a host's workers", "");
     worker_changes_ = (changed_ * held_ / weights_).named("changes of a worker", "");
     into_host_ = version_;
-    if (road_ != PlanRoad::kNccl) {
+    if (way_ != Way::kBroadcast) {
       into_host_ =
           version_ * (in_.hand_over ? share_ : Term("engines of a host", in_.engines_per_host, ""));
     }
@@ -196,9 +211,12 @@ class Planner {
 
   [[nodiscard]] std::string why_not() const {
     const bool interchange = info(encoding_).interchange && !full_;
-    if (road_ == PlanRoad::kNccl && !trainer_gpu_) return "nccl carries frames from GPU to GPUs";
-    if (road_ == PlanRoad::kNccl && in_.fp8) return "codes over nccl were not measured";
-    if (interchange && road_ != PlanRoad::kSharedFs) return "road.layout: hf_delta is of shared_fs";
+    if (way_ == Way::kBroadcast && !trainer_gpu_) {
+      return concat(road_, " carries frames from GPU to GPUs");
+    }
+    if (way_ == Way::kBroadcast && in_.fp8)
+      return concat("codes over ", road_, " were not measured");
+    if (interchange && way_ != Way::kFiles) return "road.layout: hf_delta needs a road of files";
     if (interchange && (in_.snapshot == "none" || in_.snapshot == "device")) {
       return "is made from whole tensors: needs snapshot: pinned or host";
     }
@@ -236,15 +254,15 @@ class Planner {
 
   // The time until receivers can see the version.
   [[nodiscard]] Term send(const Term& made) const {
-    if (road_ == PlanRoad::kNccl) {
-      const Term rate = in_.rdma ? link_ : smaller(link_, ranks_ * figure("nccl.broadcast_tcp"));
-      return rank_bytes_ / figure("nccl.hash") + version_ / rate +
-             version_ / figure("nccl.acknowledge") + seal();
+    if (way_ == Way::kBroadcast) {
+      const Term rate = in_.rdma ? link_ : smaller(link_, ranks_ * of_road("broadcast_tcp"));
+      return rank_bytes_ / of_road("hash") + version_ / rate + version_ / of_road("acknowledge") +
+             seal();
     }
     // Without a snapshot the changes are captured, and encode.captured includes this copy.
     const bool down = trainer_gpu_ && in_.snapshot != "none" && !full_;
     const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
-    if (is_read_from_ranks()) {  // into host memory, assumed equal on both roads
+    if (way_ == Way::kReadFromRanks) {  // into host memory, assumed equal on all such roads
       return trainer_gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
     }
     // Files and uploads are written while the next bucket is compared; nothing is left to compare
@@ -253,47 +271,39 @@ class Planner {
     const Term last = smaller(rank_bytes_, Term("last bucket", 2 * kMiB, "B")) * host_bytes_ /
                       rank_bytes_ / write_rate();
     const Term after_compare = fetched + larger(write - made, last) + seal();
-    if (road_ == PlanRoad::kObjectStore) return after_compare;
-    // Syncs of the parts, of the manifest and DONE, and of the directories that contain them. A
-    // part holds one type: codes, scales, or weights in bf16.
+    if (way_ == Way::kUploads) return after_compare;
+    // Syncs of the parts, of the manifest and DONE, and twice each of the version's directory and
+    // of the one above it. A part holds one type: codes, scales, or weights in bf16.
     const bool one_part = !in_.fp8 || (info(encoding_).interchange && !full_);
-    const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 5);
-    return after_compare + syncs * figure("shared_fs.sync");
+    const Term syncs = count("parts", one_part ? 1 : 3) + count("other files and directories", 6);
+    return after_compare + syncs * of_road("sync");
   }
   [[nodiscard]] Term write_rate() const {
-    if (road_ == PlanRoad::kSharedFs) return figure("shared_fs.write");
-    return smaller(link_, figure("object_store.write"));
+    return way_ == Way::kFiles ? of_road("write") : smaller(link_, of_road("write"));
   }
 
   // --- the road ----------------------------------------------------------------------------------
 
   // The transfer itself, as one host waits for it.
   [[nodiscard]] Term carry() const {
-    switch (road_) {
-      case PlanRoad::kNccl: return {};  // the broadcast is part of send
-      case PlanRoad::kSharedFs: return into_host_ / figure("shared_fs.read");
-      case PlanRoad::kObjectStore: return into_host_ / smaller(link_, figure("object_store.read"));
-      case PlanRoad::kMpiRma:
-      case PlanRoad::kPeer: break;
+    switch (way_) {
+      case Way::kBroadcast: return {};  // the broadcast is part of send
+      case Way::kFiles: return into_host_ / of_road("read");
+      case Way::kUploads: return into_host_ / smaller(link_, of_road("read"));
+      case Way::kReadFromRanks: break;
     }
-    const char* const get = road_ == PlanRoad::kPeer ? "peer.get_tcp"
-                            : in_.rdma               ? "mpi_rma.get"
-                                                     : "mpi_rma.get_tcp";
-    const Term gets = receivers_ * figure(get);
+    const bool rdma = in_.rdma && figures_.has(concat(road_, ".get"));
+    const Term gets = receivers_ * of_road(rdma ? "get" : "get_tcp");
     const Term in = into_host_ / smaller(link_, gets);
     const Term out = out_of_host();
     return out.value() <= into_host_.value() ? in : larger(in, out / link_);
   }
   [[nodiscard]] Term fetch(const Term& carried) const {
-    if (road_ == PlanRoad::kNccl) return into_host_ / figure("bus");  // arrival: host
+    if (way_ == Way::kBroadcast) return into_host_ / figure("bus");  // arrival: host
     return carried + into_host_ / receivers_ / figure("hash");
   }
-  // Whether receivers read their parts from the memory of the ranks.
-  [[nodiscard]] bool is_read_from_ranks() const {
-    return road_ == PlanRoad::kMpiRma || road_ == PlanRoad::kPeer;
-  }
   [[nodiscard]] Term out_of_host() const {
-    if (is_read_from_ranks()) return into_host_ * engine_hosts_ * host_owned_ / weights_;
+    if (way_ == Way::kReadFromRanks) return into_host_ * engine_hosts_ * host_owned_ / weights_;
     return host_formula_;
   }
 
@@ -338,7 +348,7 @@ class Planner {
   [[nodiscard]] Term trainer_device() const {
     if (!trainer_gpu_) return {};
     const Term pool =
-        road_ == PlanRoad::kNccl ? rank_bytes_ * Term("with hashes", 17.0 / 16, "") : Term();
+        way_ == Way::kBroadcast ? rank_bytes_ * Term("with hashes", 17.0 / 16, "") : Term();
     if (full_) return pool;
     if (in_.snapshot == "none") {
       return rank_changes() * Term("captured", 6 * 1.25, "B") +
@@ -356,7 +366,7 @@ class Planner {
     if (in_.snapshot == "pinned" || in_.snapshot == "host") sum = owned_ * weight_bytes_ + sum;
     if (in_.snapshot == "host") sum = sum + rank_changes() * Term("undo log", 6, "B");
     if (in_.fp8 && !trainer_gpu_) sum = sum + Term("codes at a time", 64 * kMiB, "B");
-    if (!is_read_from_ranks()) return sum;
+    if (way_ != Way::kReadFromRanks) return sum;
     const Term ring("road.ring_size", std::max(1024 * kMiB, rank_bytes_.value()), "B");
     return sum + smaller(ring, Term("versions", 64, "") * rank_bytes_);
   }
@@ -383,7 +393,8 @@ class Planner {
 
   const PlanInput& in_;
   const Figures& figures_;
-  const PlanRoad road_;
+  const std::string_view road_;
+  const Way way_;
   const Encoding encoding_;
   const bool gpu_, trainer_gpu_, full_;
   Term weights_, changed_, version_, ranks_, engine_hosts_, share_, receivers_, link_;
@@ -443,15 +454,23 @@ Result<double> parse_link(std::string_view text) {
   return *number * known->bytes_per_s;
 }
 
+std::vector<const RoadKind*> planned_roads() {
+  std::vector<const RoadKind*> roads;
+  const Figures figures = Figures::built_in(Device::kGpu);
+  std::ranges::copy_if(road_kinds(), std::back_inserter(roads), [&](const RoadKind* road) {
+    return !road->one_host && figures.has(concat("wait.", road->name));
+  });
+  return roads;
+}
+
 std::vector<PlanRow> make_plan(const PlanInput& input, const Figures& figures,
-                               std::optional<PlanRoad> road, std::optional<Encoding> encoding) {
+                               std::string_view road, std::optional<Encoding> encoding) {
   std::vector<PlanRow> rows;
-  for (std::size_t i = 0; i < std::size(kPlanRoads); ++i) {
-    const auto each_road = static_cast<PlanRoad>(i);
-    if (road && *road != each_road) continue;
+  for (const RoadKind* const each_road : planned_roads()) {
+    if (!road.empty() && road != each_road->name) continue;
     for (const EncodingInfo& each : all_encodings()) {
       if (encoding && *encoding != each.encoding) continue;
-      rows.push_back(Planner(input, figures, each_road, each.encoding).row());
+      rows.push_back(Planner(input, figures, *each_road, each.encoding).row());
     }
   }
   PlanRow* best = nullptr;

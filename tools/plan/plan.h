@@ -10,14 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "collectives/road_kind.h"
 #include "tools/plan/figures.h"
 #include "tools/plan/model_shape.h"
 
 namespace driftless {
-
-enum class PlanRoad : unsigned char { kMpiRma, kNccl, kPeer, kSharedFs, kObjectStore };
-inline constexpr std::string_view kPlanRoads[] = {"mpi_rma", "nccl", "peer", "shared_fs",
-                                                  "object_store"};
 
 struct PlanInput {
   ModelShape model;
@@ -48,7 +45,7 @@ struct PlanQuantity {
 };
 
 struct PlanRow {
-  PlanRoad road = PlanRoad::kMpiRma;
+  std::string_view road;  // its name
   Encoding encoding = Encoding::kDeltas;
   std::string why_not;  // empty: the row is possible; otherwise the rest of the row is empty
   std::vector<PlanQuantity> phases{};  // in seconds, in order; all rows have the same names
@@ -58,10 +55,12 @@ struct PlanRow {
   bool best = false;                   // the fastest of all rows
 };
 
-// Returns a row for each requested road and encoding (empty: all). Pass `input` through
-// check_plan() first.
+// The roads between hosts for which there are figures.
+[[nodiscard]] std::vector<const RoadKind*> planned_roads();
+// Returns a row for each requested road, by its name, and encoding (empty: all). Pass `input`
+// through check_plan() first.
 [[nodiscard]] std::vector<PlanRow> make_plan(const PlanInput& input, const Figures& figures,
-                                             std::optional<PlanRoad> road,
+                                             std::string_view road,
                                              std::optional<Encoding> encoding);
 
 }  // namespace driftless

@@ -318,7 +318,7 @@ class RoadReader final : public StatusReader {
   const std::size_t most_versions_;
   std::map<PublicationId, VersionRecord> known_;
   std::map<PublicationId, std::vector<PartReceipt>> parts_;  // still to be checked
-  const bool keeps_looking_ = config_.road == "shared_fs";
+  const bool keeps_looking_ = config_.kind().directory != nullptr;
   Hash128 run_;
   std::string base_digest_;
   bool end_is_ahead_ = false;
@@ -334,19 +334,21 @@ std::unique_ptr<StatusReader> make_reader_of_road(Config config, std::string loc
                                       std::move(road), most_versions);
 }
 
-Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
-                                                       const std::string& location,
+Result<std::unique_ptr<StatusReader>> make_road_reader(bool directory, const std::string& location,
                                                        std::span<const std::string> set,
                                                        std::size_t most_versions) {
-  const bool directory = kind == "shared_fs";
-  std::vector<std::string> settings{concat("road.", kind, directory ? ".dir=" : ".url=", location)};
+  const auto kind = std::ranges::find_if(road_kinds(), [directory](const RoadKind* each) {
+    return !each->place_key.empty() && (each->directory != nullptr) == directory;
+  });
+  std::vector<std::string> settings{concat((*kind)->place_key, "=", location)};
   settings.insert(settings.end(), set.begin(), set.end());
   DRIFTLESS_ASSIGN_OR_RETURN(
-      Config config, parse_config(concat("road: { kind: ", kind, " }"), "status", settings));
+      Config config,
+      parse_config(concat("road: { kind: ", (*kind)->name, " }"), "status", settings));
   DRIFTLESS_RETURN_IF_ERROR(check_available(road_table(), config, {}));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, find_road(road_table(), config));
   if (road->opener->signs == nullptr) {
-    return error(StatusCode::kUnsupported, "the road ", kind, " shows no status");
+    return error(StatusCode::kUnsupported, "the road ", (*kind)->name, " shows no status");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> opened,
                              road->opener->history(config.road_options()));

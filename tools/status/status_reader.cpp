@@ -32,7 +32,7 @@ Result<std::unique_ptr<StatusReader>> open_url(const std::string& source,
     if (!options.token_file.empty()) {
       return refuse(public_url(source), "--token-file is for an endpoint");
     }
-    return make_road_reader("object_store", source, options.set, options.most_versions);
+    return make_road_reader(false, source, options.set, options.most_versions);
   }
   if (has_user(source)) {
     return refuse(public_url(source), "a token in a URL stands in logs: --token-file FILE");
@@ -64,7 +64,7 @@ Result<std::unique_ptr<StatusReader>> open_status(const StatusOptions& options) 
     }
     if (failed) return error(StatusCode::kIo, source, ": ", failed.message());
     if (kind == std::filesystem::file_type::directory && options.sources.size() == 1) {
-      return make_road_reader("shared_fs", source, options.set, options.most_versions);
+      return make_road_reader(true, source, options.set, options.most_versions);
     }
     if (kind != std::filesystem::file_type::regular) {
       return refuse(source, "several sources must all be metrics files");

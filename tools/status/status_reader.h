@@ -35,9 +35,9 @@ inline constexpr std::size_t kAllVersions = 10'000;
 // metrics. kNotFound; kInvalidArgument for anything else.
 [[nodiscard]] Result<std::unique_ptr<StatusReader>> open_status(const StatusOptions& options);
 
-// `kind`: "shared_fs" or "object_store"; `location`: its directory or URL.
+// `location`: the directory of a road's files if `directory` is true, otherwise a store's URL.
 [[nodiscard]] Result<std::unique_ptr<StatusReader>> make_road_reader(
-    std::string_view kind, const std::string& location, std::span<const std::string> set,
+    bool directory, const std::string& location, std::span<const std::string> set,
     std::size_t most_versions);
 [[nodiscard]] std::unique_ptr<StatusReader> make_metrics_reader(std::vector<std::string> paths);
 [[nodiscard]] std::unique_ptr<StatusReader> make_endpoint_reader(std::string url, std::string token,

@@ -147,10 +147,9 @@ class BatchedRoad final : public ForwardingReceiveRoad {
 
 TEST_P(RangeFetcherTest, ARoadThatBatchesRangesFetchesSmallGapsOnly) {
   BatchedRoad road(hub_.receiver());
-  EXPECT_TRUE(batches_ranges(road));
   ReceiveRoad& wrapped = road;
-  EXPECT_TRUE(batches_ranges(ForwardingReceiveRoad(wrapped)));
-  EXPECT_FALSE(batches_ranges(road_));
+  EXPECT_TRUE(ForwardingReceiveRoad(wrapped).batches_ranges());
+  EXPECT_FALSE(road_.batches_ranges());
   wanted_[0].ranges = {{0, 100}, {100 + kBatchedGapBytes, 100}, {201 + 2 * kBatchedGapBytes, 10}};
   const auto report = fetch_wanted(road, step(1), wanted_, {}, take_nothing, soon());
   ASSERT_OK(report);

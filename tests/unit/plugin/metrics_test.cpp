@@ -89,6 +89,17 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
   EXPECT_FALSE(line.contains("process_ms"));
 }
 
+TEST(Metrics, ARolloutsTimeIsThatOfTheCommit) {
+  UpdateReport report;
+  const RecordOrigin now = record_of(report, 1).origin;
+  report.done = std::chrono::steady_clock::now() - std::chrono::hours(1);
+  const RecordOrigin then = record_of(report, 1).origin;
+  EXPECT_NEAR(now.monotonic_ms - then.monotonic_ms, 3.6e6, 6e4);
+  EXPECT_NEAR(static_cast<double>(*unix_ms(now.time) - *unix_ms(then.time)), 3.6e6, 6e4);
+  EXPECT_EQ(then.role, "rollout");
+  EXPECT_EQ(then.rank, 1U);
+}
+
 TEST(Metrics, ARecordsTimeIsReadBack) {
   EXPECT_EQ(unix_ms("2026-01-31T12:00:00.250Z"), 1'769'860'800'250);
   EXPECT_EQ(unix_ms("1970-01-01T00:00:00.007Z"), 7);

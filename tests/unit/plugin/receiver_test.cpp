@@ -447,6 +447,22 @@ TEST_F(ReceiverTest, AReportThatFailsIsNoFailedCommit) {
   EXPECT_EQ(reported(), 1U);
 }
 
+// On files, a report takes several syncs. They are not part of the update.
+TEST_F(ReceiverTest, AnUpdateIsDoneBeforeItIsReported) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  std::optional<std::chrono::steady_clock::time_point> last;
+  road_.at_report = [&] { last = std::chrono::steady_clock::now(); };
+  const auto before = std::chrono::steady_clock::now();
+  const auto update_report = update();
+  ASSERT_TRUE(update_report.ok()) << update_report.status().to_string();
+  ASSERT_TRUE(update_report->done.has_value());
+  ASSERT_TRUE(last.has_value());
+  EXPECT_GE(*update_report->done, before);
+  EXPECT_LE(*update_report->done, *last);
+}
+
 TEST_F(ReceiverTest, AStrandedReceiverWarnsOfReportsThatTheRoadRefuses) {
   announce();
   unsigned warned = 0;
