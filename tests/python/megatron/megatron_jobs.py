@@ -131,8 +131,7 @@ class Job:
                  "--update-weight-buffer-size", "65536", "--update-weight-config", str(path),
                  *flags]  # fmt: skip
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
-        given = {"work": str(self.work), "flags": flags, "last": self.job["steps"]}
-        self.disk = self.write("nccl_rollout.json", given)
+        self.disk = self.write("nccl_rollout.json", {"work": str(self.work), "flags": flags})
 
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"),
                   layout="flush", **more):  # fmt: skip

@@ -4,8 +4,7 @@
     rollout.py JOB.json NAME     under mpirun beside the trainers, or alone
 
 JOB.json: flags (those of the trainer), work; optional: base, slow_s (sleep before each commit),
-die_at (version), last (the version to end with, on a road that does not carry the end of
-the run). On the CPU it uses no torch, which a rollout does not need.
+die_at (version). On the CPU it uses no torch, which a rollout does not need.
 """
 
 import argparse
@@ -53,10 +52,6 @@ def main():
             if receiver.stage(0.1):
                 time.sleep(given.get("slow_s", 0))
                 receiver.commit()
-                if receiver.version == given.get("last"):
-                    receiver.leave()  # the trainer ends once it has the ack
-                    leave(work, name, receiver, target)
-                    break
                 leave(work, name, receiver, target)
                 if receiver.version == given.get("die_at"):
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -64,11 +59,9 @@ def main():
             end = receiver.end()
             if end is not None and receiver.version >= end.version:
                 break
-        if given.get("last") is None:
-            receiver.leave()
-        version = receiver.version
+        receiver.leave()
         receiver.close()
-    print(f"{name} ended at version {version}", flush=True)
+    print(f"{name} ended at version {end.version}", flush=True)
 
 
 main()

@@ -62,7 +62,7 @@ def test_a_rollout_holds_every_version_of_fsdp2_shards(work, group):
         path.write_text(path.read_text().replace("hub: {", "hub: { group: true,"))
     flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
              "--update-weight-config", str(path)]  # fmt: skip
-    job.disk = job.write("fsdp_rollout.json", {"work": str(work), "flags": flags, "last": 4})
+    job.disk = job.write("fsdp_rollout.json", {"work": str(work), "flags": flags})
     (rollout,) = job.start_disk_rollouts("fsdp0")
     trainers = start_torchrun(4, HERE.parent / "sharded/fsdp_trainer.py", "fsdp", path, work)
     all_ended(80, trainers=trainers, rollout=rollout)
