@@ -69,11 +69,9 @@ class EndNote {
 };
 
 // The sender of the leading publisher rank, with a thread that answers the others.
-[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options,
-                                                                    unsigned ranks,
-                                                                    std::shared_ptr<Fabric> fabric,
-                                                                    std::unique_ptr<Hub> hub,
-                                                                    std::shared_ptr<EndNote> end = {});
+[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(
+    const NcclOptions& options, unsigned ranks, std::shared_ptr<Fabric> fabric,
+    std::unique_ptr<Hub> hub, std::shared_ptr<EndNote> end = {});
 // The sender of any other publisher rank.
 [[nodiscard]] std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                                           unsigned ranks,

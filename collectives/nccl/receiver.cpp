@@ -471,8 +471,8 @@ Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                    Connector connector,
                                                    std::shared_ptr<EndNote> end) {
   try {
-    return std::unique_ptr<ReceiveRoad>(
-        std::make_unique<Receiver>(options, std::move(fabric), std::move(connector), std::move(end)));
+    return std::unique_ptr<ReceiveRoad>(std::make_unique<Receiver>(
+        options, std::move(fabric), std::move(connector), std::move(end)));
   } catch (const std::system_error& failure) {
     return error(StatusCode::kIo, "nccl: no thread for the receiver: ", failure.what());
   }

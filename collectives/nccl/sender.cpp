@@ -223,8 +223,7 @@ Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options
                                                       std::unique_ptr<Hub> hub,
                                                       std::shared_ptr<EndNote> end) {
   try {
-    auto control =
-        std::make_unique<LeaderControl>(options, ranks, std::move(hub), std::move(end));
+    auto control = std::make_unique<LeaderControl>(options, ranks, std::move(hub), std::move(end));
     return std::unique_ptr<SendRoad>(
         std::make_unique<Sender>(options, 0, std::move(fabric), std::move(control)));
   } catch (const std::system_error& failure) {

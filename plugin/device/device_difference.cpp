@@ -70,12 +70,11 @@ class DeviceDifference {
     part.origin = origin_;
     part.count = count_;
     DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.copy(at(old_at_), at(new_at_), bytes()));
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const cuda::StridedPatch patch,
-        cuda::StridedPatch::make(
-            std::span(&part, 1), width_, nullptr,
-            {at(table_at_), table_.dev_bytes, scratch_.host.data(), table_.host_bytes},
-            gpu_.stream.get()));
+    DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch,
+                               cuda::StridedPatch::make(std::span(&part, 1), width_, nullptr,
+                                                        {at(table_at_), table_.dev_bytes,
+                                                         scratch_.host.data(), table_.host_bytes},
+                                                        gpu_.stream.get()));
     return patch.gather_strided(at(old_at_), gpu_.stream.get());
   }
 
@@ -83,10 +82,10 @@ class DeviceDifference {
   Status compare(const std::byte* old_dev, const std::byte* new_dev, std::uint64_t units) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         cuda::DiffBatch batch,
-        cuda::DiffBatch::make(std::span(&units, 1), width_, room(),
-                              {at(diff_at_), diff_.dev_bytes, scratch_.host.data() + diff_host_at_,
-                               diff_.host_bytes},
-                              gpu_.stream.get()));
+        cuda::DiffBatch::make(
+            std::span(&units, 1), width_, room(),
+            {at(diff_at_), diff_.dev_bytes, scratch_.host.data() + diff_host_at_, diff_.host_bytes},
+            gpu_.stream.get()));
     const cuda::DiffBatch::Tensor tensor{.old_dev = old_dev, .new_dev = new_dev};
     DRIFTLESS_RETURN_IF_ERROR(batch.run(std::span(&tensor, 1), cuda::PositionCoding::kIndices,
                                         at(positions_at_), at(values_at_), gpu_.stream.get()));

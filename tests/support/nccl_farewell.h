@@ -44,9 +44,8 @@ class NcclFarewellTest : public ::testing::TestWithParam<FarewellCase> {
     ASSERT_NO_FATAL_FAILURE(start_leader(1, 1));
     auto connector = meet_.connector();
     ASSERT_OK(connector);
-    auto made = nccl::make_receiver(options_, fabric(),
-                                    faulty_connector(std::move(*connector), link_faults_),
-                                    receivers_end_);
+    auto made = nccl::make_receiver(
+        options_, fabric(), faulty_connector(std::move(*connector), link_faults_), receivers_end_);
     ASSERT_OK(made);
     receiver_ = std::move(*made);
     ASSERT_OK(receiver_->report({"r", 0, "there"}, soon()));
