@@ -66,6 +66,8 @@ struct RoadKind {
   std::string_view fallback_key = {};    // "road.peer.fallback"
   std::string_view fallback_label = {};  // prefix of the line about it: "[P2P]"
   bool keeps = false;     // holds versions until they are pruned; otherwise a limited number
+  // The setting that selects where a road that keeps its versions has them: "road.shared_fs.dir".
+  std::string_view place_key = {};
   bool one_host = false;  // connects processes of one host; agents offer it to engines
 };
 
@@ -107,6 +109,9 @@ struct OpenRoad {
   // Returns the name of the road that this process uses instead of the configured one, or "" if it
   // uses the configured one. May be empty.
   std::function<std::string()> fallback;
+  // Equal for all processes that have the job's secret, from which it is derived, and different for
+  // others; it does not reveal the secret. Empty: the road has none, or it cannot be read.
+  std::string job = {};
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // threads other than the opening one may use it
 };

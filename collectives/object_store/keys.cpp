@@ -110,6 +110,7 @@ constinit const RoadKind kObjectStoreKind{
     .defaults = [] { return RoadOptions(ObjectStoreOptions()); },
     .keys = object_store::kKeys,
     .check = object_store::check,
-    .keeps = true};
+    .keeps = true,
+    .place_key = "road.object_store.url"};
 
 }  // namespace driftless

@@ -82,6 +82,7 @@ constinit const RoadKind kSharedFsKind{.name = "shared_fs",
                                        .check = shared_fs::check,
                                        .variant = shared_fs::variant,
                                        .directory = shared_fs::directory,
-                                       .keeps = true};
+                                       .keeps = true,
+                                       .place_key = "road.shared_fs.dir"};
 
 }  // namespace driftless
