@@ -143,28 +143,35 @@ class Receiver final : public ReceiveRoad, public BatchedRanges {
     return true;
   }
 
-  // Whether the run on the second road is this job's. If the receiver follows no run yet, the first
-  // road's announcement decides.
+  // Whether this receiver follows the run on the second road. If it is another run than the one that
+  // it follows, or if it follows none yet, the first road's announcement decides.
   bool is_ours(std::string_view announcement) {
     const AnnouncedRun there = state_->read(announcement);
     const bool other_job = state_->is_of_another_job(there);
-    if (!other_job && run_.empty() && first_ != nullptr && !there.run.empty()) {
-      const Result<std::string> here = first_->run_info(Deadline::after(kSlice));
-      const std::string run = here.ok() ? state_->read(*here).run : std::string();
-      if (run.empty() || run == there.run) return true;
-      // Both roads may be those of other jobs.
-      conflict_ = error(StatusCode::kWrongRun, two_runs(run, there.run));
-      return false;
+    if (!other_job) {
+      if (there.run.empty() || there.run == run_) return true;
+      const std::string run = run_of_first(kSlice);
+      if (run == there.run || (run_.empty() && run.empty())) return true;
+      if (run_.empty()) {  // both may be runs of other jobs
+        conflict_ = error(StatusCode::kWrongRun, two_runs(run, there.run));
+        return false;
+      }
     }
-    if (!other_job && (run_.empty() || there.run.empty() || run_ == there.run)) return true;
     const bool known = !stranger_.ok();
     stranger_ = error(StatusCode::kWrongRun, state_->roads.name, " holds run ", there.run,
-                      " of another job, which is not followed: set another ",
-                      state_->roads.place_key, " for one of the two jobs");
+                      other_job ? " of another job" : concat(", and this rollout follows ", run_),
+                      ": it is not followed; set another ", state_->roads.place_key,
+                      " for one of the two");
     if (!known && state_->roads.log) {
       state_->roads.log(concat(state_->roads.label, " ", stranger_.message()));
     }
     return false;
+  }
+  // The run that the first road announces; empty if it does not answer within `time`.
+  [[nodiscard]] std::string run_of_first(milliseconds time) {
+    if (first_ == nullptr) return {};
+    const Result<std::string> here = first_->run_info(Deadline::after(time));
+    return here.ok() ? state_->read(*here).run : std::string();
   }
   [[nodiscard]] std::string two_runs(std::string_view first, std::string_view second) const {
     return concat("the trainer publishes run ", first, ", and ", state_->roads.name, " holds run ",
@@ -177,10 +184,9 @@ class Receiver final : public ReceiveRoad, public BatchedRanges {
   [[nodiscard]] Status look_back(Status waited) {
     if (first_ == nullptr || run_.empty() || !next_look_back_.expired()) return waited;
     const auto begin = Deadline::Clock::now();
-    const Result<std::string> here = first_->run_info(Deadline::after(kBackTime));
+    const std::string run = run_of_first(kBackTime);
     const auto took = std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begin);
     next_look_back_ = Deadline::after(std::max(kLookBack, kLookShare * took));
-    const std::string run = here.ok() ? state_->read(*here).run : std::string();
     if (run.empty() || run == run_) return waited;
     return error(StatusCode::kWrongRun, two_runs(run, run_), "; then start this rollout again");
   }

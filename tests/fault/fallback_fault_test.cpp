@@ -613,10 +613,10 @@ TEST_P(SharedFallbackTest, RolloutsDoNotFollowTheRunOfAnotherJob) {
   for (Rollout* each : {rollout.get(), late.get()}) {
     EXPECT_EQ(each->open.fallback(), "");
     ASSERT_EQ(each->lines.size(), 1U);
-    EXPECT_NE(each->lines[0].find("of another job, which is not followed: set another "
-                                  "road.shared_fs.dir"),
+    const std::string& line = each->lines[0];
+    EXPECT_NE(line.find("of another job: it is not followed; set another road.shared_fs.dir"),
               std::string::npos)
-        << each->lines[0];
+        << line;
   }
 }
 

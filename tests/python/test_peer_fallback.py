@@ -229,7 +229,7 @@ def test_two_jobs_with_one_fallback_are_kept_apart(work, rng):
     second = two.train("--rollouts", 1, "--interval-ms", 700)
     result = finish(strange)
     assert result.returncode == 0 and finish(second).returncode == 0, result.stderr
-    assert "of another job, which is not followed: set another road.shared_fs.dir" in result.stderr
+    assert "of another job: it is not followed; set another road.shared_fs.dir" in result.stderr
     assert {r.get("fallback", "") for r in records(two.work / "strange.jsonl")} == {""}
     assert read_checkpoint(two.work / "strange/rollout_00") == history[STEPS]
 
