@@ -207,7 +207,7 @@ def test_a_restart_on_the_fallback_reports_how_to_leave_it(job, work, rng):
 
 def test_two_jobs_with_one_fallback_are_kept_apart(work, rng):
     """Each has a secret and a hub of its own. The first one goes over."""
-    history = make_run(work / "run", rng, STEPS)
+    history = make_run(work / "run", rng, STEPS, rows=4096)
     jobs = [Job(work / name) for name in ("one", "two")]
     for number, each in enumerate(jobs):
         shutil.copytree(work / "run", each.work / "run", dirs_exist_ok=True)
