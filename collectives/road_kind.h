@@ -111,6 +111,9 @@ struct OpenRoad {
   // Returns the name of the road that this process uses instead of the configured one, or "" if it
   // uses the configured one. May be empty.
   std::function<std::string()> fallback;
+  // Equal for all processes that have the job's secret, from which it is derived, and different for
+  // others; it does not reveal the secret. Empty: the road has none, or it cannot be read.
+  std::string job = {};
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // threads other than the opening one may use it
 };

@@ -10,11 +10,21 @@
 //
 // If a run is already on the second road when the trainer starts, it continues there: the first
 // road loses its versions when its processes end, and their numbers must not be used again.
+//
+// Another job may use the same place by mistake. So the announcement on the second road names the
+// job: a trainer does not start on the run of another job, and a receiver does not follow it.
+// Likewise if the first road announces another run than the second one.
 #pragma once
 
 #include "collectives/road_kind.h"
 
 namespace driftless {
+
+// What an announcement says; empty texts: unknown.
+struct AnnouncedRun {
+  std::string run;
+  std::string job;  // OpenRoad::job of the trainer that announced it on a second road
+};
 
 struct FallbackRoads {
   // The result of opening the first road; if not ok, the second road is used from the start.
@@ -23,9 +33,15 @@ struct FallbackRoads {
   std::string name = {};   // of the second road: "shared_fs"
   std::string label = {};  // "[P2P]"
   bool leads = false;      // the leading trainer
-  // [leading trainer] Returns whether a run is already announced on the second road. If that cannot
+  // [leading trainer] Returns the announcement that is already on the second road. If that cannot
   // be read, the road is not opened: a run there must not go on elsewhere.
-  std::function<Result<bool>()> held = {};
+  std::function<Result<std::optional<std::string>>()> held = {};
+  std::string job = {};        // of this process; empty: unknown
+  std::string place_key = {};  // RoadKind::place_key of the second road, for messages
+  // Roads do not parse announcements themselves. read() returns nothing if the text is damaged;
+  // sign() returns it with the job's name. If they are empty, announcements are not compared.
+  std::function<std::optional<AnnouncedRun>(std::string_view run_info)> read = {};
+  std::function<std::string(std::string_view run_info, std::string_view job)> sign = {};
   // The end of a run on the second road; the functions may be empty.
   std::function<Status()> withdraw_end = {};
   std::function<Status(std::string_view text)> publish_end = {};

@@ -8,6 +8,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSlice{1'000};  // limit for one slice of a wait on the first road
 constexpr milliseconds kBetween{20};
+// Between two looks at the first road after the switch, and for one of them.
+constexpr milliseconds kLookBack{5'000}, kBackTime{200};
 // A look at the second road takes at most one part in this of the time.
 constexpr int kLookShare = 10;
 
@@ -27,9 +29,11 @@ class Receiver final : public ReceiveRoad {
         second_(std::move(second)) {}
 
   Result<std::string> run_info(const Deadline& deadline) override {
-    return either<Result<std::string>>(
+    Result<std::string> found = either<Result<std::string>>(
         deadline, [&](const Deadline& slice) { return first_->run_info(slice); },
         [&] { return second_->run_info(deadline); });
+    if (found.ok() && run_.empty()) run_ = state_->read(*found).run;
+    return found;
   }
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
     return either<Result<std::vector<PublicationId>>>(
@@ -43,8 +47,9 @@ class Receiver final : public ReceiveRoad {
           return first_->wait_beyond(version, slice.sooner(kFallbackLook));
         },
         [&] {
-          return has_version_past(old_, version) ? Status()
-                                                 : second_->wait_beyond(version, deadline);
+          if (has_version_past(old_, version)) return Status();
+          Status waited = second_->wait_beyond(version, deadline);
+          return waited.code() == StatusCode::kDeadlineExceeded ? look_back(waited) : waited;
         });
   }
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
@@ -123,7 +128,8 @@ class Receiver final : public ReceiveRoad {
     if (state_->used) return true;
     if (!now && !next_look_.expired()) return false;
     const auto begin = Deadline::Clock::now();
-    const bool announced = second_->run_info(Deadline::after(milliseconds(0))).ok();
+    const Result<std::string> there = second_->run_info(Deadline::after(milliseconds(0)));
+    const bool announced = there.ok() && is_ours(*there);
     const auto took = std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begin);
     next_look_ = Deadline::after(std::max(kFallbackLook, kLookShare * took));
     if (!announced) return false;
@@ -136,21 +142,72 @@ class Receiver final : public ReceiveRoad {
     return true;
   }
 
+  // Whether this receiver follows the run on the second road. If it is another run than the one that
+  // it follows, or if it follows none yet, the first road's announcement decides.
+  bool is_ours(std::string_view announcement) {
+    const AnnouncedRun there = state_->read(announcement);
+    const bool other_job = state_->is_of_another_job(there);
+    if (!other_job) {
+      if (there.run.empty() || there.run == run_) return true;
+      const std::string run = run_of_first(kSlice);
+      if (run == there.run || (run_.empty() && run.empty())) return true;
+      if (run_.empty()) {  // both may be runs of other jobs
+        conflict_ = error(StatusCode::kWrongRun, two_runs(run, there.run));
+        return false;
+      }
+    }
+    const bool known = !stranger_.ok();
+    stranger_ = error(StatusCode::kWrongRun, state_->roads.name, " holds run ", there.run,
+                      other_job ? " of another job" : concat(", and this rollout follows ", run_),
+                      ": it is not followed; set another ", state_->roads.place_key,
+                      " for one of the two");
+    if (!known && state_->roads.log) {
+      state_->roads.log(concat(state_->roads.label, " ", stranger_.message()));
+    }
+    return false;
+  }
+  // The run that the first road announces; empty if it does not answer within `time`.
+  [[nodiscard]] std::string run_of_first(milliseconds time) {
+    if (first_ == nullptr) return {};
+    const Result<std::string> here = first_->run_info(Deadline::after(time));
+    return here.ok() ? state_->read(*here).run : std::string();
+  }
+  [[nodiscard]] std::string two_runs(std::string_view first, std::string_view second) const {
+    return concat("the trainer publishes run ", first, ", and ", state_->roads.name, " holds run ",
+                  second, ": set ", state_->roads.place_key, " as for that trainer, and, if two ",
+                  "jobs share it or hub.address, another one for each");
+  }
+
+  // `waited`, or kWrongRun if the first road has another run by now: then no further version of this
+  // one is to be expected.
+  [[nodiscard]] Status look_back(Status waited) {
+    if (first_ == nullptr || run_.empty() || !next_look_back_.expired()) return waited;
+    const auto begin = Deadline::Clock::now();
+    const std::string run = run_of_first(kBackTime);
+    const auto took = std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begin);
+    next_look_back_ = Deadline::after(std::max(kLookBack, kLookShare * took));
+    if (run.empty() || run == run_) return waited;
+    return error(StatusCode::kWrongRun, two_runs(run, run_), "; then start this rollout again");
+  }
+
   // Uses the first road, in slices, until the trainer has switched; then the second.
   template <typename Found, typename First, typename Second>
   Found either(const Deadline& deadline, const First& first, const Second& second) {
     Backoff backoff(kBetween, kBetween);
     for (;;) {
       if (look()) return second();
+      if (!conflict_.ok()) return conflict_;
       if (first_ == nullptr) {
         if (backoff.sleep(deadline)) continue;
         return deadline.check(concat(trouble_.message(), "; and the trainer does not publish on ",
-                                     state_->roads.name));
+                                     state_->roads.name,
+                                     stranger_.ok() ? "" : concat("; ", stranger_.message())));
       }
       Found found = first(deadline.sooner(kSlice));
       if (status_of(found).ok()) return found;
       const bool late = status_of(found).code() == StatusCode::kDeadlineExceeded;
       if (look(!late)) return second();
+      if (!conflict_.ok()) return conflict_;
       if (!late || !backoff.sleep(deadline)) return found;
     }
   }
@@ -186,6 +243,10 @@ class Receiver final : public ReceiveRoad {
   Deadline next_look_ = Deadline::after(milliseconds(0));
   std::vector<PublicationId> old_;  // on the first road when the trainer switched
   bool reported_ = false;           // it has reported on the first road
+  std::string run_;                 // the run that it follows; empty: none yet, or unreadable
+  Status stranger_;                 // the second road's run is another job's
+  Status conflict_;                 // each road has another run, and neither was followed yet
+  Deadline next_look_back_ = Deadline::after(kLookBack);
 };
 
 }  // namespace

@@ -65,11 +65,13 @@ bool may_be_there(StatusCode code) {
 
 class Sender final : public SendRoad, public Fallback {
  public:
+  // `job`: that of the announcement on the second road.
   Sender(std::shared_ptr<State> state, std::unique_ptr<SendRoad> first, Status trouble,
-         std::unique_ptr<SendRoad> second)
+         std::unique_ptr<SendRoad> second, std::string job)
       : state_(std::move(state)),
         first_(std::move(first)),
         second_(std::move(second)),
+        job_(std::move(job)),
         trouble_(std::make_shared<Trouble>()) {
     static_cast<void>(trouble_->note(std::move(trouble)));
   }
@@ -84,7 +86,7 @@ class Sender final : public SendRoad, public Fallback {
     if (first_ != nullptr) static_cast<void>(first_->abort());
     if (run_info) {
       const Status announced =
-          second_->announce(*run_info, deadline)
+          second_->announce(signed_by_job(*run_info), deadline)
               .with_context(concat(reason, "; and switching to ", state_->roads.name));
       doubt_ = may_be_there(announced.code()) ? announced : Status();
       DRIFTLESS_RETURN_IF_ERROR(announced);
@@ -99,7 +101,7 @@ class Sender final : public SendRoad, public Fallback {
     return trouble_->note(first_->check_version_size(bytes));
   }
   Status announce(std::string_view run_info, const Deadline& deadline) override {
-    if (used()) return second_->announce(run_info, deadline);
+    if (used()) return second_->announce(signed_by_job(run_info), deadline);
     return trouble_->note(first_->announce(run_info, deadline));
   }
   Status begin(const PublicationId& id, const Deadline& deadline) override {
@@ -159,12 +161,17 @@ class Sender final : public SendRoad, public Fallback {
   }
 
  private:
+  [[nodiscard]] std::string signed_by_job(std::string_view run_info) const {
+    return state_->roads.sign && !job_.empty() ? state_->roads.sign(run_info, job_)
+                                               : std::string(run_info);
+  }
   // Publisher::open() switches before anything else if there is no first road.
   [[nodiscard]] SendRoad& road() const { return used() || first_ == nullptr ? *second_ : *first_; }
 
   const std::shared_ptr<State> state_;
   const std::unique_ptr<SendRoad> first_;  // null: it could not be opened
   const std::unique_ptr<SendRoad> second_;
+  const std::string job_;
   const std::shared_ptr<Trouble> trouble_;
   // [leader] Why it is unknown whether the run is announced on the second road. If it is, receivers
   // have switched: no version may use the first road.
@@ -180,18 +187,31 @@ Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
       roads.second.sender().with_context(concat("the fallback ", roads.name)));
   Status trouble = roads.first.status();
   std::unique_ptr<SendRoad> first;
-  const Result<bool> held = roads.held ? roads.held() : Result<bool>(false);
+  std::string job = roads.job;
+  auto held = Result<std::optional<std::string>>(std::nullopt);
+  if (roads.held) held = roads.held();
   if (!held.ok()) return held.status().with_context(concat("the fallback ", roads.name));
-  if (*held) {
+  if (held->has_value()) {
+    const AnnouncedRun there = state->read(**held);
+    if (state->is_of_another_job(there)) {
+      return error(StatusCode::kAlreadyExists, "the fallback ", roads.name, " holds run ",
+                   there.run, " of another job, whose hub.token_file has another secret: set ",
+                   "another ", roads.place_key, " for this job, or, to continue that run, its ",
+                   "hub.token_file");
+    }
+    job = there.job;  // the announcement must stay as it is
     trouble = error(StatusCode::kAlreadyExists, "the run is on ", roads.name,
-                    " since an earlier start of the trainer, and goes on there");
+                    " since an earlier start of the trainer, and goes on there (to leave it: set ",
+                    roads.place_key, " to an empty place for trainer and rollouts, and start ",
+                    "both again)");
   } else if (roads.first.ok()) {
     Result<std::unique_ptr<SendRoad>> made = roads.first->sender();
     trouble = made.status();
     if (made.ok()) first = std::move(*made);
   }
-  return std::unique_ptr<SendRoad>(std::make_unique<Sender>(std::move(state), std::move(first),
-                                                            std::move(trouble), std::move(second)));
+  return std::unique_ptr<SendRoad>(
+      std::make_unique<Sender>(std::move(state), std::move(first), std::move(trouble),
+                               std::move(second), std::move(job)));
 }
 
 }  // namespace driftless::fallback

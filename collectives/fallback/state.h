@@ -12,6 +12,14 @@ struct State {
   FallbackRoads roads;
   std::atomic<bool> used = false;  // the second road is in use
 
+  [[nodiscard]] AnnouncedRun read(std::string_view run_info) const {
+    return (roads.read ? roads.read(run_info) : std::nullopt).value_or(AnnouncedRun());
+  }
+  // Whether the run on the second road is known to be that of another job.
+  [[nodiscard]] bool is_of_another_job(const AnnouncedRun& there) const {
+    return !there.job.empty() && !roads.job.empty() && there.job != roads.job;
+  }
+
   // Only the first call in a process has an effect.
   void go_over(std::string_view reason) {
     if (used.exchange(true) || !roads.log) return;

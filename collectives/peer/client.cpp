@@ -9,6 +9,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConnectSlice{2'000};
 // A stopped leader keeps its links, but another leader may already listen.
 constexpr milliseconds kReplySlice{30'000};
+constexpr milliseconds kRest{1'000};
 
 }  // namespace
 
@@ -35,6 +36,11 @@ Result<Reply> Client::ask_once(const Request& request, const Deadline& deadline)
   }
 }
 
+bool Client::rests() {
+  const std::scoped_lock lock(mutex_);
+  return silent_ && !rest_.expired();
+}
+
 Result<Reply> Client::ask(Request request, const Deadline& deadline) {
   const std::scoped_lock lock(mutex_);
   Backoff backoff(milliseconds(5), milliseconds(200));
@@ -57,6 +63,7 @@ Result<Reply> Client::ask(Request request, const Deadline& deadline) {
     request.number = ++asked_;
     Result<Reply> reply = ask_once(request, deadline.sooner(kReplySlice));
     if (reply.ok()) {
+      silent_ = false;
       if (reply->code != StatusCode::kOk) return Status(reply->code, reply->text);
       return reply;
     }
@@ -66,6 +73,8 @@ Result<Reply> Client::ask(Request request, const Deadline& deadline) {
   } while (waiting.sleep(backoff, deadline, [&] {
     return concat("peer: the leading trainer at ", leader_, ": ", last.message());
   }));
+  silent_ = true;
+  rest_ = Deadline::after(kRest);
   return deadline.check(
       concat("peer: the leading trainer at ", leader_, " does not answer: ", last.message()));
 }

@@ -22,6 +22,11 @@ class Client {
   [[nodiscard]] Result<Reply> ask(Request request, const Deadline& deadline);
   // Whether the leader has closed and no new one was found since.
   [[nodiscard]] bool closed() const { return closed_; }
+  // Whether the leader did not answer the last request.
+  [[nodiscard]] bool silent() const { return silent_; }
+  // Whether that was less than a second ago. Each request to a stopped leader leaves a connection in
+  // its queue, so requests that can wait are not made then.
+  [[nodiscard]] bool rests();
 
  private:
   [[nodiscard]] Status connect(const Deadline& deadline);
@@ -33,7 +38,8 @@ class Client {
   std::mutex mutex_;
   std::unique_ptr<hub::Link> link_;
   std::uint64_t asked_ = 0;
-  std::atomic<bool> closed_ = false;
+  Deadline rest_ = Deadline::after(std::chrono::milliseconds(0));
+  std::atomic<bool> closed_ = false, silent_ = false;
 };
 
 }  // namespace driftless::peer

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
 #include "collectives/hub/port.h"
+#include "collectives/hub/tcp/authentication.h"
 #include "collectives/hub/tcp/socket.h"
 #include "collectives/peer/peer_road.h"
 
@@ -8,6 +11,17 @@ namespace peer {
 namespace {
 
 constexpr const char* kService = "peer";
+
+// OpenRoad::job: 16 bytes of a proof for a text that proves nothing else.
+std::string job_of(const std::string& token_file) {
+  const Result<std::string> token = hub::read_token(token_file);
+  if (!token.ok()) return {};
+  const Result<std::string> proof = hub::prove(*token, "driftless job");
+  if (!proof.ok()) return {};
+  Hash128 name;
+  std::memcpy(&name, proof->data(), sizeof(name));
+  return to_hex(name);
+}
 
 Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
   PeerOptions options = options_in<PeerOptions>(given);
@@ -36,6 +50,7 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
     if (host.ok()) road->meeting.reached_by = *host;
     return make_receiver(road);
   };
+  open.job = job_of(options.hub.token_file);
   open.publish_end = [road](std::string_view text) { return publish_end(*road, text); };
   open.fetch_end = [road] { return fetch_end(*road); };
   return open;

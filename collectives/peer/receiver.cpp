@@ -13,7 +13,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kEndTime{1'000};
+// For a request whose deadline has passed; the second one, if the leader did not answer the last
+// request. Then only a report waits for longer.
+constexpr milliseconds kEndTime{1'000}, kSilentTime{100};
+
+milliseconds time_to_look(const Client& client) {
+  return client.silent() ? kSilentTime : kEndTime;
+}
 
 class Receiver final : public ReceiveRoad {
  public:
@@ -44,10 +50,12 @@ class Receiver final : public ReceiveRoad {
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff backoff = look_again();
     do {
+      if (client_.rests()) continue;
       // Asks the leader once even if the deadline has passed.
-      const bool short_of_time = deadline.remaining() < kEndTime;
+      const milliseconds look = time_to_look(client_);
+      const bool short_of_time = deadline.remaining() < look;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids,
-                                 list(short_of_time ? Deadline::after(kEndTime) : deadline));
+                                 list(short_of_time ? Deadline::after(look) : deadline));
       if (has_version_past(ids, version)) return {};
     } while (backoff.sleep(deadline));
     return deadline.check(concat("peer: waiting for a version past ", version));
@@ -179,8 +187,9 @@ Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& 
 }
 
 Result<std::optional<std::string>> fetch_end(const Road& road) {
-  if (road.client == nullptr) return std::optional<std::string>();
-  const Result<Reply> reply = road.client->ask({.ask = Ask::kEnd}, Deadline::after(kEndTime));
+  if (road.client == nullptr || road.client->rests()) return std::optional<std::string>();
+  const Result<Reply> reply =
+      road.client->ask({.ask = Ask::kEnd}, Deadline::after(time_to_look(*road.client)));
   if (!reply.ok() || reply->text.empty()) return std::optional<std::string>();
   return std::optional(reply->text);
 }

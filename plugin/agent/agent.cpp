@@ -49,7 +49,10 @@ Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
       engines_(config_.driven_engines()),
       id_(receiver_id(config_, process_, process_.rank())),
       contact_(config_.connect_deadline),
-      listener_(config_.receiver.fetch_deadline) {}
+      listener_(config_.receiver.fetch_deadline) {
+  config_.receiver.report_deadline =
+      TrainerContact::report_time(config_.receiver.report_deadline, config_.connect_deadline);
+}
 
 void Agent::log(const Status& status) const {
   if (!status.ok() && options_.failed) options_.failed(status);
@@ -305,7 +308,8 @@ Status Agent::report() {
     needs.idle = nobody_there() && config_.agent.workers == 0;
     DRIFTLESS_ASSIGN_OR_RETURN(report.needs, needs_to_text(needs, kMaxNeedsBytes));
   }
-  const Status reported = road_->report(report, Deadline::after(config_.receiver.report_deadline));
+  const Status reported =
+      road_->report(report, contact_.begin_report(config_.receiver.report_deadline));
   contact_.note(reported);
   if (!contact_.silent()) fail(reported);
   return contact_.check(delivery_->version());

@@ -9,8 +9,10 @@
 
 #include "collectives/fallback/fallback_road.h"
 #include "collectives/hub/hub_group.h"
+#include "collectives/present_announcement.h"
 #include "core/host_name.h"
 #include "core/line_log.h"
+#include "plugin/job/announced_run.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
 namespace driftless {
@@ -252,7 +254,7 @@ Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
     }
   }
   const std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place, deadline));
   return open_.sender();
 }
 
@@ -260,12 +262,12 @@ Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadli
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place, deadline));
   watched.reset();  // a receiver waits for its trainer with its own deadlines
   return open_.receiver();
 }
 
-Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
+Result<OpenRoad> JobProcess::open(const RoadPlace& place, const Deadline& deadline) {
   if (fallback_ == nullptr) return open_road(road_, config_, place);
   const Config config = config_.of_fallback();
   const RoadOptions options = config.road_options();
@@ -279,16 +281,15 @@ Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
   roads.label = config_.kind().fallback_label;
   roads.leads = role_ == JobRole::kTrainer && place.rank == 0;
   if (roads.leads) {
-    roads.held = [opener, options]() -> Result<bool> {
+    roads.held = [opener, options, deadline]() -> Result<std::optional<std::string>> {
       DRIFTLESS_ASSIGN_OR_RETURN(const auto history, opener->history(options));
-      const Deadline now = Deadline::after(std::chrono::milliseconds(0));
-      const Status announced = history->run_info(now).status();
-      if (announced.code() == StatusCode::kNotFound) return false;
-      if (announced.code() == StatusCode::kDeadlineExceeded) return false;
-      DRIFTLESS_RETURN_IF_ERROR(announced);
-      return true;
+      return present_announcement(*history, deadline);
     };
   }
+  if (roads.first.ok()) roads.job = roads.first->job;
+  roads.place_key = config.kind().place_key;
+  roads.read = read_announced;
+  roads.sign = with_job;
   roads.withdraw_end = [opener, options] { return opener->withdraw_end(options); };
   roads.publish_end = [opener, options](std::string_view text) {
     return opener->publish_end(options, text);

@@ -85,7 +85,8 @@ class JobProcess {
   OpenRoad open_;
 
  private:
-  [[nodiscard]] Result<OpenRoad> open(const RoadPlace& place);
+  // `deadline`: for a fallback that does not answer.
+  [[nodiscard]] Result<OpenRoad> open(const RoadPlace& place, const Deadline& deadline);
   // The road that keeps published versions: the configured one, or its fallback.
   [[nodiscard]] const Road& keeping() const { return fallback_ != nullptr ? *fallback_ : road_; }
   [[nodiscard]] Config keeping_config() const {

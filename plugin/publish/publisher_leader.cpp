@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "collectives/present_announcement.h"
 #include "formats/records.h"
 
 namespace driftless {
@@ -95,10 +96,11 @@ Status check_left(const std::vector<OfferMessage>& ranks,
   return {};
 }
 
-// Does not wait: the announcement exists now or not at all.
-Result<std::string> fetch_announcement(ReceiveRoad* history, const Deadline& deadline) {
-  if (history == nullptr) return error(StatusCode::kNotFound, "no history");
-  return history->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+// Does not wait for one: the announcement exists now or not at all.
+Result<std::optional<std::string>> fetch_announcement(ReceiveRoad* history,
+                                                      const Deadline& deadline) {
+  if (history == nullptr) return std::optional<std::string>();
+  return present_announcement(*history, deadline);
 }
 
 // The digest of a version that is on the road, or of its anchor.
@@ -260,16 +262,16 @@ StartMessage PublisherLeader::find_start(const Deadline& deadline) {
   StartMessage start;
   start.run = random_hash128();
   start.digest = run_.digest;
-  const Result<std::string> text = fetch_announcement(history_, deadline);
-  const StatusCode code = text.status().code();
-  if (code == StatusCode::kNotFound || code == StatusCode::kDeadlineExceeded) {
+  // The other ranks wait for the result until the deadline.
+  const auto text = fetch_announcement(history_, deadline.sooner(deadline.remaining() / 2));
+  if (text.ok() && !text->has_value()) {
     if (options_.resume == ResumeMode::kRequire) {
       start.status = error(StatusCode::kNotFound,
                            "there is no run to resume on this road; set resume: auto to start one");
     }
     return start;
   }
-  start.status = text.ok() ? resume(*text, start, deadline) : text.status();
+  start.status = text.ok() ? resume(**text, start, deadline) : text.status();
   return start;
 }
 
@@ -373,10 +375,10 @@ Result<bool> PublisherLeader::published(const PublicationId& id, const Hash128& 
 
 Status PublisherLeader::note_fence(Status status) {
   if (status.code() != StatusCode::kWrongRun) return status;
-  const Result<std::string> text =
-      fetch_announcement(history_, Deadline::after(std::chrono::milliseconds(0)));
-  const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
-                                        : Result<RunInfo>(text.status());
+  const auto text = fetch_announcement(history_, Deadline::after(std::chrono::milliseconds(0)));
+  const bool there = text.ok() && text->has_value();
+  const auto now = there ? parse_run_info(**text, "the announcement on the road")
+                         : Result<RunInfo>(error(StatusCode::kNotFound, "no announcement"));
   const std::string carries =
       now.ok() ? concat("the road carries run ", to_hex(now->run), " now",
                         now->run == run_.id.run ? ", the same, by another publisher" : "")

@@ -57,6 +57,11 @@ unsigned is_misfit(const Status& status) {
              : 0;
 }
 
+// Of the deadline for opening: the run may be announced just before it.
+std::chrono::milliseconds time_left(const Deadline& deadline) {
+  return std::max<std::chrono::milliseconds>(deadline.remaining(), TrainerContact::kSignOfLife);
+}
+
 UpdateReport describe(const TargetState& state, const FetchedChain& chain) {
   UpdateReport report;
   report.from_version = state.valid ? state.id.version : 0;
@@ -122,9 +127,13 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   target.set_proof(options.proof);
   ReceiverOptions all_options = options;
   if (all_options.threads == 0) all_options.threads = default_threads();
+  all_options.report_deadline =
+      TrainerContact::report_time(options.report_deadline, options.connect_deadline);
   std::unique_ptr<Receiver> receiver(new Receiver(all_options, road, target, run));
+  const Deadline soon = Deadline::after(time_left(deadline));
+  receiver->fetcher_->end_reads_by(soon);
   DRIFTLESS_RETURN_IF_ERROR(receiver->digests_.prove(receiver->held_state(), *receiver->fetcher_));
-  DRIFTLESS_RETURN_IF_ERROR(receiver->announce_needs());
+  DRIFTLESS_RETURN_IF_ERROR(receiver->announce_needs(soon));
   if (!receiver->unproven().empty() && all_options.warn) {
     all_options.warn(
         error(StatusCode::kIncomplete, receiver->unproven(), "; it is reported as unproven"));
@@ -133,7 +142,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
 }
 
 // Called once: an engine's weights may move, but which part of them it holds does not change.
-Status Receiver::announce_needs() {
+Status Receiver::announce_needs(const Deadline& deadline) {
   ReceiverNeeds& needs = needs_values_;
   needs.encodings = options_.encodings;
   if (needs.encodings.empty()) {
@@ -154,7 +163,9 @@ Status Receiver::announce_needs() {
     needs.old_values = false;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
-  return report();
+  const Status reported = send_report(std::min(options_.report_deadline, time_left(deadline)));
+  contact_.note(reported);
+  return reported;
 }
 
 Result<Receiver::Newest> Receiver::poll(const Deadline& deadline) {
@@ -205,14 +216,16 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   // Recovery has completed a commit that left the engine paused: resume it.
   if (left_paused_ && target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(resume());
   const TargetState state = held_state();
+  fetcher_->end_reads_by(Deadline::after(options_.report_deadline));
   const Status claim = digests_.prove_again(state, *fetcher_);
   if (!claim.ok()) {  // only a full version helps: ask for one
     misfits_ = kMisfitsBeforeFull;
     stranded_ = true;
-    const Status reported = send_report();
+    const Status reported = send_report(options_.report_deadline);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_->wait(state, deadline));
   if (!news) return claim.ok() ? Result<bool>(false) : claim;
+  fetcher_->end_reads_by(Deadline::after(options_.fetch_deadline));  // includes the fetch
   digests_.find(state, *fetcher_);
   Stopwatch watch;
   Result<std::optional<FetchedChain>> fetched = fetcher_->fetch(
@@ -224,7 +237,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
               fetched.status().code() == StatusCode::kCorrupt ||  // and no newer anchor is there
               fetched.status().code() == StatusCode::kIncomplete ||
               (not_there && misfits_ >= kMisfitsBeforeFull);
-  if (stranded_) const Status reported = send_report();
+  if (stranded_) const Status reported = send_report(options_.report_deadline);
   if (not_there) ++misfits_;
   if (!fetched.ok() && is_foreign(target_->state(), run())) {
     return fetched.status().with_context(
@@ -379,12 +392,12 @@ Status Receiver::rollback() {
 }
 
 Status Receiver::report() {
-  Status reported = send_report();
+  Status reported = send_report(options_.report_deadline);
   contact_.note(reported);
   return reported;
 }
 
-Status Receiver::send_report() {
+Status Receiver::send_report(std::chrono::milliseconds longest) {
   const TargetState state = held_state();
   ReceiverReport report;
   report.id = options_.id;
@@ -397,7 +410,7 @@ Status Receiver::send_report() {
   }
   if (stranded_) report.proof = kAnchorWanted;
   report.needs = needs_;
-  return road_->report(report, Deadline::after(options_.report_deadline));
+  return road_->report(report, contact_.begin_report(longest));
 }
 
 // A report that the road refuses is not fatal: a directory may be read-only.
@@ -414,7 +427,10 @@ Result<std::optional<EndOfRun>> Receiver::listen_for_end() {
   return end_.listen(options_.fetch_end(), run());
 }
 
-Status Receiver::leave() { return road_->leave(Deadline::after(options_.report_deadline)); }
+Status Receiver::leave() {
+  const auto wait = contact_.silent() ? TrainerContact::kSignOfLife : options_.report_deadline;
+  return road_->leave(Deadline::after(wait));
+}
 
 std::optional<std::uint64_t> Receiver::staged_version() const {
   return staged_ ? std::optional(report_.version) : std::nullopt;

@@ -171,7 +171,7 @@ class Receiver {
  private:
   Receiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
            const RunInfo& run);
-  [[nodiscard]] Status announce_needs();
+  [[nodiscard]] Status announce_needs(const Deadline& deadline);
   [[nodiscard]] Result<bool> stage_once(const Deadline& deadline);
   [[nodiscard]] Result<bool> stage_chain(const TargetState& state, FetchedChain chain);
   // Commits what is staged, between pause and resume, and fills report_.
@@ -181,7 +181,7 @@ class Receiver {
   [[nodiscard]] TargetState held_state() const;
   // Sends a report outside of the regular ones: sign_of_life() stays due as before, and warns if
   // the road refuses reports.
-  [[nodiscard]] Status send_report();
+  [[nodiscard]] Status send_report(std::chrono::milliseconds longest);
   // Called while waiting. Whether more is left to offer.
   [[nodiscard]] bool offer_anchor();
   void note_speed();

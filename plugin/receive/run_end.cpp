@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/receive/run_end.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "formats/strict_json.h"
@@ -49,18 +50,31 @@ Result<std::optional<EndOfRun>> EndListener::listen(const Note& note, const Hash
   return std::optional<EndOfRun>();
 }
 
+std::chrono::milliseconds TrainerContact::report_time(std::chrono::milliseconds longest,
+                                                      std::chrono::milliseconds patience) {
+  return std::min(longest, std::max(patience / 2, kLeastTime));
+}
+
+Deadline TrainerContact::begin_report(std::chrono::milliseconds longest) {
+  end_ = Deadline::after(patience_);
+  const auto most = report_time(longest, patience_);
+  return Deadline::after(silent_ ? std::min(most, std::max(silent_->remaining(), kLeastTime))
+                                 : most);
+}
+
 void TrainerContact::note(const Status& report) {
   alive_ = Deadline::after(kSignOfLife);
   last_report_ = report;
+  again_ = silent_.has_value();
   if (report.code() != StatusCode::kDeadlineExceeded) {
     silent_.reset();
   } else if (!silent_) {
-    silent_ = Deadline::after(patience_);
+    silent_ = end_;
   }
 }
 
 Status TrainerContact::check(std::uint64_t version) const {
-  if (!silent_ || !silent_->expired()) return {};
+  if (!silent_ || !again_ || !silent_->expired()) return {};
   return last_report_.with_context(concat("no report was accepted for deadlines.connect (",
                                           patience_.count(), " ms), at version ", version));
 }

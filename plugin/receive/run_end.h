@@ -47,19 +47,30 @@ class TrainerContact {
 
   // `patience`: deadlines.connect.
   explicit TrainerContact(std::chrono::milliseconds patience) : patience_(patience) {}
-  // Whether the next report is due.
-  [[nodiscard]] bool due() const { return alive_.expired(); }
-  // Records the outcome of a report.
+  // Whether the next report is due: at once if the last one timed out.
+  [[nodiscard]] bool due() const { return silent() || alive_.expired(); }
+  // The time for one report: `longest` at most, and short enough for a second one within the
+  // patience.
+  [[nodiscard]] static std::chrono::milliseconds report_time(std::chrono::milliseconds longest,
+                                                             std::chrono::milliseconds patience);
+  // The deadline of the report that begins now: report_time() at most.
+  [[nodiscard]] Deadline begin_report(std::chrono::milliseconds longest);
+  // Records the outcome of the report that began last.
   void note(const Status& report);
   // Whether the last report was not accepted in time.
   [[nodiscard]] bool silent() const { return silent_.has_value(); }
-  // kDeadlineExceeded if every report of the last `patience` timed out.
+  // kDeadlineExceeded if every report of the last `patience` timed out, and there were several: if
+  // this process was stopped during a report, the next one may reach the trainer.
   [[nodiscard]] Status check(std::uint64_t version) const;
 
  private:
+  static constexpr std::chrono::milliseconds kLeastTime{1'000};  // of one report
+
   std::chrono::milliseconds patience_;
   Deadline alive_ = Deadline::after(std::chrono::milliseconds(0));
-  std::optional<Deadline> silent_;  // runs from the first report that timed out
+  Deadline end_ = alive_;           // of the patience, if the report that began last times out
+  std::optional<Deadline> silent_;  // runs from the beginning of the first report that timed out
+  bool again_ = false;              // another one timed out since
   Status last_report_;
 };
 

@@ -202,7 +202,7 @@ Status VersionFetcher::wrong_run(const std::string& what, const Hash128& found) 
 
 Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state, FetchMode mode,
                                                           const FetchNeeds& needs) {
-  FetchTries tries(options_.fetch_deadline);
+  FetchTries tries(options_.fetch_deadline, read_deadline());
   const bool again = std::exchange(damaged_, false);
   while (true) {
     const bool gone_before = tries.failure().code() == StatusCode::kNotFound;
@@ -380,8 +380,7 @@ Result<std::vector<Manifest>> VersionFetcher::manifests_to(std::uint64_t version
 std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const WeightLayout& layout,
                                                std::vector<Digest> base) {
   if (version == 0) return base;
-  const Result<std::vector<Manifest>> found =
-      manifests_to(version, Deadline::after(options_.fetch_deadline));
+  const Result<std::vector<Manifest>> found = manifests_to(version, read_deadline());
   if (!found.ok()) return {};
   for (auto manifest = found->rbegin(); manifest != found->rend(); ++manifest) {
     if (!follow_digests(layout, *manifest, "a version before", base).ok()) return {};
@@ -390,7 +389,7 @@ std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const Weig
 }
 
 std::optional<Digest> VersionFetcher::digest_at(std::uint64_t version) {
-  const Deadline deadline = Deadline::after(options_.fetch_deadline);
+  const Deadline deadline = read_deadline();
   const Result<std::vector<PublicationId>> listed = road_->list(deadline);
   if (!listed.ok()) return std::nullopt;
   for (const PublicationId& id : *listed) {

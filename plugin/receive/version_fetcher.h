@@ -33,7 +33,10 @@ struct Announcement {
 class FetchTries {
  public:
   explicit FetchTries(std::chrono::milliseconds patience)
-      : patience_(patience), deadline_(Deadline::after(patience)) {}
+      : FetchTries(patience, Deadline::after(patience)) {}
+  // `deadline` is that of the patience, or an earlier one.
+  FetchTries(std::chrono::milliseconds patience, const Deadline& deadline)
+      : patience_(patience), deadline_(deadline) {}
 
   [[nodiscard]] const Deadline& deadline() const { return deadline_; }
   // Records why a try failed. False: a retry would fail in the same way.
@@ -109,6 +112,8 @@ class VersionFetcher {
         memory_(std::make_shared<KeptMemory>(kKeptBytes)),
         next_look_(Deadline::after(options_.fetch_deadline)) {}
 
+  // Limits the reads from now on, beside fetch_deadline: those of several calls share the time.
+  void end_reads_by(const Deadline& deadline) { reads_until_ = deadline; }
   // Returns once there may be something for a target in this state; false: the deadline passed.
   // kWrongRun: the road was cleared for another run that has not reached this state's version
   // number; checked once per fetch_deadline.
@@ -135,6 +140,10 @@ class VersionFetcher {
   [[nodiscard]] std::optional<Digest> digest_at(std::uint64_t version);
 
  private:
+  [[nodiscard]] Deadline read_deadline() const {
+    return reads_until_ ? reads_until_->sooner(options_.fetch_deadline)
+                        : Deadline::after(options_.fetch_deadline);
+  }
   [[nodiscard]] bool has_come();
   [[nodiscard]] Status check_run(const TargetState& state);
   [[nodiscard]] Status check_announcement();
@@ -188,6 +197,7 @@ class VersionFetcher {
   std::shared_ptr<KeptMemory> memory_;  // for copies of parts, and inflated bytes
   Waiting waiting_;                     // for a newer version
   Deadline next_look_;                  // when check_run() reads the road again
+  std::optional<Deadline> reads_until_;  // end_reads_by()
   bool damaged_ = false;                // the last fetch() gave up on something damaged
 };
 

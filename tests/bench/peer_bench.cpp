@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -220,13 +221,15 @@ void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rou
 }
 
 constexpr int kStopped = 8;
+// Written and read whole, because several readers share the pipe (PIPE_BUF).
+using Address = std::array<char, 64>;
 
 // A reader: asks for the whole part, takes some of it, and stops.
 [[noreturn]] void stop_in_the_middle(const std::string& token, std::uint64_t size,
                                      int from_trainer) {
-  Served served{};
-  if (::read(from_trainer, &served, sizeof(served)) != sizeof(served)) std::exit(1);
-  const hub::Socket socket = must(hub::connect_to(served.tcp, soon()));
+  Address address{};
+  if (::read(from_trainer, &address, sizeof(address)) != sizeof(address)) std::exit(1);
+  const hub::Socket socket = must(hub::connect_to(address.data(), soon()));
   std::string expected;
   const hub::Admission mine = must(hub::answer_hello(
       token, must(hub::read_all(socket, hub::kServerHelloBytes, soon())), &expected));
@@ -284,12 +287,12 @@ void run_publish(std::uint64_t size, int rounds, const std::string& token_file) 
     return ms[ms.size() / 2];
   };
   publish_ms(*sender, ++version, bytes);
-  Served served{};  // notes(): "... serves its parts on HOST:PORT, and ..."
+  Address address{};  // notes(): "... serves its parts on HOST:PORT, and ..."
   const std::string note = sender->notes().front();
   const std::size_t at = note.find(" on ") + 4;
-  note.substr(at, note.find(',', at) - at).copy(served.tcp, sizeof(served.tcp) - 1);
+  note.substr(at, note.find(',', at) - at).copy(address.data(), sizeof(address) - 1);
   for (int i = 0; i < kStopped; ++i) {
-    if (::write(pipe[1], &served, sizeof(served)) != sizeof(served)) std::exit(1);
+    if (::write(pipe[1], &address, sizeof(address)) != sizeof(address)) std::exit(1);
   }
   for (const pid_t reader : readers) {
     int status = 0;

@@ -3,12 +3,16 @@
 // twice, and one log line reports the switch.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
+#include <sstream>
 #include <thread>
 
 #include "collectives/fallback/fallback_road.h"
 #include "collectives/forwarding_receive_road.h"
+#include "collectives/present_announcement.h"
 #include "collectives/shared_fs/shared_fs_road.h"
+#include "plugin/job/announced_run.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "plugin/targets/mapped_target.h"
@@ -31,10 +35,16 @@ constexpr unsigned kRanks = 2;
 // The loopback road; a test can make it unreachable for some processes.
 class Reach final : public ForwardingReceiveRoad {
  public:
-  Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached, unsigned& leaves)
-      : ForwardingReceiveRoad(std::move(road)), reached_(std::move(reached)), leaves_(leaves) {}
+  // `run`: what it announces, if that is not empty.
+  Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached,
+        std::shared_ptr<std::string> run, unsigned& leaves)
+      : ForwardingReceiveRoad(std::move(road)),
+        reached_(std::move(reached)),
+        run_(std::move(run)),
+        leaves_(leaves) {}
   Result<std::string> run_info(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check());
+    if (!run_->empty()) return *run_;
     return road_->run_info(deadline);
   }
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
@@ -64,6 +74,7 @@ class Reach final : public ForwardingReceiveRoad {
     return *reached_ ? Status() : error(StatusCode::kDeadlineExceeded, "the hub does not answer");
   }
   const std::shared_ptr<bool> reached_;
+  const std::shared_ptr<std::string> run_;
   unsigned& leaves_;
 };
 
@@ -171,11 +182,10 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       faulty_files_[rank] = made.get();
       return std::unique_ptr<SendRoad>(std::move(made));
     };
-    roads.held = [this]() -> Result<bool> {
+    roads.held = [this]() -> Result<std::optional<std::string>> {
       DRIFTLESS_RETURN_IF_ERROR(history_fault_);
-      return (*make_shared_fs_receiver(posix_file_system(), files_))
-          ->run_info(Deadline::after(0ms))
-          .ok();
+      const auto history = *make_shared_fs_receiver(posix_file_system(), files_);
+      return present_announcement(*history, Deadline::after(0ms));
     };
     return roads;
   }
@@ -183,6 +193,10 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     FallbackRoads roads;
     roads.name = "shared_fs";
     roads.label = "[P2P]";
+    roads.place_key = "road.shared_fs.dir";
+    roads.job = job_;
+    roads.read = read_announced;
+    roads.sign = with_job;
     roads.log = [this](std::string_view line) { lines_.emplace_back(line); };
     return roads;
   }
@@ -212,7 +226,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     Weights held;
     std::unique_ptr<MappedTarget> target;
     std::shared_ptr<bool> reached = std::make_shared<bool>(true);  // the first road
-    unsigned leaves = 0;                                           // calls to the first road
+    std::shared_ptr<std::string> run_of_first = std::make_shared<std::string>();
+    unsigned leaves = 0;  // calls to the first road
     unsigned looks = 0;  // at the announcement on the second road
     std::vector<std::string> lines;
     OpenRoad open;
@@ -221,6 +236,17 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     std::vector<std::uint64_t> versions;
   };
   std::unique_ptr<Rollout> start_rollout(const std::string& id, bool reached = true) {
+    Status opened;
+    auto made = start_rollout(id, reached, opened);
+    EXPECT_TRUE(opened.ok()) << opened.to_string();
+    return made;
+  }
+  Status try_to_start_rollout(const std::string& id) {
+    Status opened;
+    static_cast<void>(start_rollout(id, true, opened));
+    return opened;
+  }
+  std::unique_ptr<Rollout> start_rollout(const std::string& id, bool reached, Status& opened) {
     auto made = std::make_unique<Rollout>();
     made->held = published(base_);
     *made->reached = reached;
@@ -233,7 +259,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     };
     roads.first->receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
       return std::unique_ptr<ReceiveRoad>(
-          std::make_unique<Reach>(hub_->receiver(), rollout->reached, rollout->leaves));
+          std::make_unique<Reach>(hub_->receiver(), rollout->reached, rollout->run_of_first,
+                                  rollout->leaves));
     };
     roads.second.receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
       DRIFTLESS_ASSIGN_OR_RETURN(auto files, make_shared_fs_receiver(posix_file_system(), files_));
@@ -248,7 +275,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     options.report_deadline = 2s;
     options.fetch_deadline = 10s;
     auto receiver = Receiver::open(options, *made->road, *made->target, Deadline::after(20s));
-    EXPECT_TRUE(receiver.ok()) << receiver.status().to_string();
+    opened = receiver.status();
     if (!receiver.ok()) return nullptr;
     made->receiver = std::move(*receiver);
     return made;
@@ -280,6 +307,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   std::chrono::milliseconds look_delay_{0};
   bool lose_announcement_ = false;
   Status history_fault_;
+  std::string job_ = "one";
   std::unique_ptr<LoopbackHub> hub_;
   std::vector<FaultyRoad*> faulty_, faulty_files_;
   std::vector<std::unique_ptr<Group>> groups_;
@@ -510,6 +538,126 @@ TEST_P(FallbackTest, ATrainerThatCannotReadItsFallbackDoesNotStart) {
   start_trainer();
   publish_well();
   follow(*rollout);
+}
+
+// A second job uses the directory of the first one's fallback, by mistake.
+class SharedFallbackTest : public FallbackFaultTest {
+ protected:
+  // Replaces the run in the directory by one of `job`, or lets that job announce the first run.
+  void announce_in_directory(const std::string& job) {
+    RunInfo info;
+    info.run = {7, 7};
+    info.layout = layout_of(base_);
+    std::ofstream(files_.dir + "/run.json") << with_job(run_info_to_json(info), job);
+  }
+  std::string announcement() {
+    std::ostringstream text;
+    text << std::ifstream(files_.dir + "/run.json").rdbuf();
+    return text.str();
+  }
+  // The result of waiting for something past the newest version, for up to `time`.
+  static Status wait(Rollout& rollout, std::chrono::milliseconds time) {
+    const Deadline deadline = Deadline::after(time);
+    for (;;) {
+      const auto staged = rollout.receiver->stage(Deadline::after(500ms));
+      if (!staged.ok()) return staged.status();
+      if (deadline.expired()) return {};
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Once, SharedFallbackTest,
+                         ::testing::Values(std::pair(RoadFault::kNone, 0U)));
+
+TEST_P(SharedFallbackTest, TheAnnouncementNamesTheJobAlsoAfterARestart) {
+  start_trainer();
+  publish_well();
+  faulty_[1]->arm(RoadFault::kFlush);
+  publish_well();
+  const std::string announced = announcement();
+  EXPECT_EQ(read_announced(announced)->job, "one");
+  stop_trainer();
+  job_.clear();  // its secret cannot be read now
+  start_trainer();
+  publish_well();
+  EXPECT_EQ(announcement(), announced);
+}
+
+TEST_P(SharedFallbackTest, ATrainerDoesNotStartOnTheRunOfAnotherJob) {
+  start_trainer();
+  faulty_[1]->arm(RoadFault::kFlush);
+  publish_well();
+  stop_trainer();
+  job_ = "two";
+  const auto sender = open_with_fallback(trainer_roads(0, false)).sender();
+  ASSERT_FALSE(sender.ok());
+  EXPECT_EQ(sender.status().code(), StatusCode::kAlreadyExists);
+  EXPECT_NE(sender.status().message().find("set another road.shared_fs.dir"), std::string::npos)
+      << sender.status().to_string();
+}
+
+TEST_P(SharedFallbackTest, RolloutsDoNotFollowTheRunOfAnotherJob) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  announce_in_directory("two");
+  auto late = start_rollout("late");  // follows no run yet
+  ASSERT_NE(late, nullptr);
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    for (Rollout* each : {rollout.get(), late.get()}) {
+      ASSERT_TRUE(wait(*each, 600ms).ok());  // looks at the directory
+      follow(*each);
+    }
+  }
+  for (Rollout* each : {rollout.get(), late.get()}) {
+    EXPECT_EQ(each->open.fallback(), "");
+    ASSERT_EQ(each->lines.size(), 1U);
+    const std::string& line = each->lines[0];
+    EXPECT_NE(line.find("of another job: it is not followed; set another road.shared_fs.dir"),
+              std::string::npos)
+        << line;
+  }
+}
+
+// Both jobs have one secret, so only the runs differ.
+TEST_P(SharedFallbackTest, IfTheRoadsHaveTwoRunsARolloutStaysAndANewOneIsRefused) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  announce_in_directory("one");
+  ASSERT_TRUE(wait(*rollout, 600ms).ok());
+  publish_well();
+  follow(*rollout);
+  EXPECT_EQ(rollout->open.fallback(), "");
+  EXPECT_EQ(rollout->lines.size(), 1U);
+  const Status refused = try_to_start_rollout("late");
+  EXPECT_EQ(refused.code(), StatusCode::kWrongRun);
+  EXPECT_NE(refused.message().find("set road.shared_fs.dir as for that trainer"), std::string::npos)
+      << refused.to_string();
+  // The trainer cannot switch, and reports why.
+  faulty_[1]->arm(RoadFault::kFlush);
+  const Status failed = publish()[0];
+  EXPECT_EQ(failed.code(), StatusCode::kAlreadyExists) << failed.to_string();
+  EXPECT_NE(failed.message().find("belongs to another run"), std::string::npos);
+  publish_well();
+  follow(*rollout);
+}
+
+// The trainer was started again with an empty directory, so it publishes a new run peer to peer.
+TEST_P(SharedFallbackTest, ARolloutThatIsLeftBehindOnTheFallbackEnds) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  faulty_[1]->arm(RoadFault::kFlush);
+  publish_well();
+  follow(*rollout);
+  EXPECT_EQ(rollout->open.fallback(), "shared_fs");
+  *rollout->run_of_first = "{\"run\":\"a new one\"}";
+  const Status left = wait(*rollout, 12s);
+  EXPECT_EQ(left.code(), StatusCode::kWrongRun);
+  EXPECT_NE(left.message().find("publishes run a new one"), std::string::npos) << left.to_string();
 }
 
 TEST_P(FallbackTest, AFallbackThatAnswersSlowlyIsSeldomAsked) {

@@ -302,3 +302,14 @@ def test_kill_the_publisher_at_every_request(job, rng, steps, faults, stride):
             if steps > 1 or requests[number].seals or number % 6 == 0:
                 assert held(job, work / name) == (steps, history[steps]), requests[number]
                 shutil.rmtree(work / name)
+
+
+@only("moto")
+def test_a_store_that_does_not_answer_for_a_while_does_not_end_a_trainer_at_its_start(job, rng):
+    """One look at the store takes 5 s; deadlines.connect and deadlines.publish are longer."""
+    history = make_run(job.work / "run", rng, 2)
+    until = time.monotonic() + 8
+    job.proxy.fault = lambda request: time.sleep(max(0, until - time.monotonic()))
+    line = ["--replay", job.work / "run", "--json"]
+    assert versions_of(job.ok(*job.line("trainer", *line))) == [1, 2]
+    assert held(job, job.work / "late") == (2, history[2])

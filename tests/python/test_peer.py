@@ -187,6 +187,32 @@ def test_a_stopped_trainer_does_not_hold_a_rollout(work, rng, cause):
     assert saved == history[versions(work / "rollout.jsonl")[-1]]
 
 
+CONNECT_S = 3
+
+
+@pytest.mark.parametrize("fallback", ["", "shared_fs"])
+def test_a_trainer_that_stays_stopped_ends_rollouts_within_their_deadline(work, rng, fallback):
+    """One that follows the run, one that starts, and one that a signal ends, which signs off."""
+    job = Peers(work, "tcp")
+    make_run(work / "run", rng, 2)
+    job.set(**{"road.peer.fallback": fallback, "road.shared_fs.dir": work / "road"})
+    base = ["--base", work / "run/step_000000"]
+    trainer = start_trainer(job, work, "--interval-ms", 300_000, "--rollouts", 2)
+    job.set(**{"deadlines.connect": f"{CONNECT_S}s"})
+    files = [f"metrics.file={work}/{name}.jsonl" for name in ("follows", "ends")]
+    follows, ends = (job.start_rollout(*base, "--set", file) for file in files)
+    wait_for(lambda: versions(work / "follows.jsonl") and versions(work / "ends.jsonl"), "version 1")
+    trainer.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    starts = job.start_rollout(*base)
+    ends.send_signal(signal.SIGTERM)
+    for process, code in ((ends, 128 + signal.SIGTERM), (follows, 6), (starts, 6)):
+        result = finish(process, 120)
+        took = time.monotonic() - begin
+        assert result.returncode == code, (result.returncode, result.stderr)
+        assert took < CONNECT_S + 5, (took, result.stderr)  # the machine may be busy
+
+
 LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "nixl")]
 
 

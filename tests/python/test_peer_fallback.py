@@ -3,6 +3,7 @@
 
 import json
 import random
+import shutil
 import signal
 import socket
 import time
@@ -165,6 +166,72 @@ def test_without_a_fallback_the_reason_is_an_error(job, work, rng):
     job.token.unlink()
     result = finish(job.train("--set", "road.peer.fallback="))
     assert result.returncode != 0 and str(job.token) in result.stderr and not switch_lines(result)
+
+
+def test_a_trainer_that_cannot_read_its_fallback_does_not_start(job, work, rng):
+    """A run may be there, so versions must not go peer to peer."""
+    make_run(work / "run", rng, STEPS)
+    (job.dir / "run.json").mkdir(parents=True)  # no file, so it cannot be read
+    result = finish(job.train())
+    assert result.returncode != 0 and not versions(work / "trainer.jsonl"), result.stdout
+    assert "the fallback shared_fs" in result.stderr and "run.json" in result.stderr, result.stderr
+
+
+def test_a_restart_on_the_fallback_reports_how_to_leave_it(job, work, rng):
+    """After that, a rollout of the earlier run ends and names the new one, and the others follow the
+    new run peer to peer."""
+    history = make_run(work / "run", rng, STEPS)
+    token = job.token.rename(work / "hidden")
+    trainer = job.train("--rollouts", 1, "--steps", 2)
+    settle(job, history, trainer, {"one": job.roll_out("one")}, str(job.token), 2)
+    token.rename(job.token)
+    stays = job.train("--rollouts", 1, "--steps", 3)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn")
+    (line,) = switch_lines(settle(job, history, stays, {"two": job.roll_out("two")}, "goes on there", 3)[0])
+    assert "set road.shared_fs.dir to an empty place for trainer and rollouts" in line, line
+    (job.dir / "closed.json").unlink()  # as if the trainer had been killed
+    behind = job.roll_out("behind")
+    wait_for(lambda: 3 in versions(work / "behind.jsonl"), "version 3 by files")
+
+    job.set(**{"road.shared_fs.dir": work / "empty"})
+    trainer = job.train("--rollouts", 1, "--interval-ms", 3000)
+    ahead = job.roll_out("ahead")
+    result = finish(behind)
+    assert result.returncode != 0 and "set road.shared_fs.dir as for that trainer" in result.stderr, result.stderr
+    for process in (trainer, ahead):
+        result = finish(process)
+        assert result.returncode == 0 and not switch_lines(result), result.stderr
+    assert read_checkpoint(work / "ahead/rollout_00") == history[STEPS]
+    assert {r.get("fallback", "") for r in records(work / "ahead.jsonl")} == {""}
+
+
+def test_two_jobs_with_one_fallback_are_kept_apart(work, rng):
+    """Each has a secret and a hub of its own. The first one goes over."""
+    history = make_run(work / "run", rng, STEPS, rows=4096)
+    jobs = [Job(work / name) for name in ("one", "two")]
+    for number, each in enumerate(jobs):
+        shutil.copytree(work / "run", each.work / "run", dirs_exist_ok=True)
+        each.token.write_text(f"{number}" * 32 + "\n")
+        each.set(**{"road.shared_fs.dir": work / "road"})
+        each.dir = work / "road"
+    one, two = jobs
+    one.set(**{"mode": "full", "road.ring_size": "64KiB"})
+    first = one.train("--rollouts", 1, "--steps", 3)
+    settle(one, history, first, {"a": one.roll_out("a")}, "road.ring_size", 3)
+
+    refused = finish(two.train())
+    assert refused.returncode != 0 and not versions(two.work / "trainer.jsonl")
+    assert "set another road.shared_fs.dir for this job" in refused.stderr, refused.stderr
+
+    # Only the rollouts of the second job share the directory.
+    strange = two.roll_out("strange")
+    two.set(**{"road.shared_fs.dir": work / "other"})
+    second = two.train("--rollouts", 1, "--interval-ms", 700)
+    result = finish(strange)
+    assert result.returncode == 0 and finish(second).returncode == 0, result.stderr
+    assert "of another job: it is not followed; set another road.shared_fs.dir" in result.stderr
+    assert {r.get("fallback", "") for r in records(two.work / "strange.jsonl")} == {""}
+    assert read_checkpoint(two.work / "strange/rollout_00") == history[STEPS]
 
 
 def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):

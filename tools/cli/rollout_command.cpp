@@ -2,11 +2,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "collectives/forwarding_receive_road.h"
 #include "core/line_log.h"
 #include "core/setting_values.h"
 #include "plugin/job/joined_road.h"
 #include "plugin/job/metrics.h"
+#include "tools/cli/bounded_road.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/rollout_weights.h"
@@ -16,62 +16,6 @@ namespace {
 
 constexpr auto kLookForVersion =
     std::chrono::milliseconds(200);  // the wait for a version before each look for the end
-
-// Ends every wait for the road at `until` and after a signal: deadlines of the configuration may be
-// longer. leave() is not cut short, so that the trainer does not wait for a rollout that was
-// stopped.
-class BoundedRoad final : public ForwardingReceiveRoad {
- public:
-  BoundedRoad(ReceiveRoad& road, std::optional<Deadline> until)
-      : ForwardingReceiveRoad(road), until_(until) {}
-
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(bounded(deadline));
-  }
-  Status check_held(std::uint64_t version, std::string_view digest,
-                    const Deadline& deadline) override {
-    return road_->check_held(version, digest, bounded(deadline));
-  }
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_->list(bounded(deadline));
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, bounded(deadline));
-  }
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    return road_->fetch_manifest(id, bounded(deadline));
-  }
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    return road_->fetch_part(id, part, bounded(deadline));
-  }
-  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
-                                               std::span<const ByteRange> ranges,
-                                               const Deadline& deadline) override {
-    return road_->fetch_ranges(id, part, ranges, bounded(deadline));
-  }
-  Status fetch_to_device(const PublicationId& id, const PartReceipt& part,
-                         std::span<const DeviceRange> ranges, const DeviceSpace& space,
-                         const Deadline& deadline) override {
-    return road_->fetch_to_device(id, part, ranges, space, bounded(deadline));
-  }
-  Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    return road_->report(report, bounded(deadline));
-  }
-  Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
-                                   std::span<const std::byte> bytes,
-                                   const Deadline& deadline) override {
-    return road_->offer_part(id, part, bytes, bounded(deadline));
-  }
-
- private:
-  [[nodiscard]] Deadline bounded(const Deadline& deadline) const {
-    const Deadline sooner = until_ ? deadline.sooner(until_->remaining()) : deadline;
-    return sooner.unless([] { return StopSignals::received() != 0; });
-  }
-
-  const std::optional<Deadline> until_;
-};
 
 class Rollout {
  public:
@@ -119,7 +63,8 @@ class Rollout {
                                                                      : config_.connect_deadline)));
     id_ = joined.options.id;
     joined.options.warn = [](const Status& why) { log(why); };
-    road_ = std::make_unique<BoundedRoad>(*joined.road, timeout_);
+    road_ = std::make_unique<BoundedRoad>(*joined.road, timeout_,
+                                          [] { return StopSignals::received() != 0; });
     DRIFTLESS_ASSIGN_OR_RETURN(receiver_,
                                Receiver::open(joined.options, *road_, *weights_.target, deadline));
     report_left_alone();

@@ -129,7 +129,9 @@ Lines to_lines(const Sighting& sighting, std::size_t most, bool absolute) {
                  ? concat("; last sign of life ", status.trainer_seen)
                  : concat(": ", sighting.why))};
   if (!status.fallback.empty()) {
-    lines.push_back(concat("road: ", status.fallback, ", in place of the one that failed"));
+    lines.push_back(concat("road: ", status.fallback,
+                           ", in place of the one that failed; the run stays there until the "
+                           "trainer starts with an empty place for it"));
   }
   add_versions(status, most, absolute, lines);
   add_engines(status, lines);
