@@ -89,11 +89,6 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                  "another road",
                  instead, ", or leave the fallback out");
   }
-  if (quantized != nullptr && quantized->as().int4_group > 0) {
-    return error(StatusCode::kUnsupported,
-                 "the base has groups in INT4, and without a snapshot only FP8 blocks are followed",
-                 instead);
-  }
   if (!publication_format(options.layout).takes_blocks) {
     return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
                  " is made from whole codes and scales, and without a snapshot there are none",
@@ -168,11 +163,7 @@ Status PublisherOpening::open_quantized(const WeightSource& trainer_weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       rank_.quantized, QuantizedWeights::make(fs, *rank_.quantized_base, trainer_weights, settings,
                                               rank_.threads, rank_.options.device.get()));
-  if (!rank_.quantized || rank_.quantized->as().int4_group == 0) return {};
-  if (rank_.options.device == nullptr) return {};
-  return error(StatusCode::kUnsupported,
-               "the base has groups in INT4, which are made in host memory, and a GPU uses this "
-               "snapshot: set snapshot: host");
+  return {};
 }
 
 // Collective, without a snapshot of codes and scales: finds how the weights differ from the base.
