@@ -298,7 +298,7 @@ Status LiveMatrices::group_changes(std::size_t number, UnitChanges& packed,
   const unsigned group = weights_.matrices()[number].group, words = group / kInt4InWord;
   const std::vector<WeightChange>& changes = blocks_[number].changes;
   std::vector<std::byte> held;
-  CodedGroup before, now;
+  CodedGroup before{}, now{};
   // Rows are whole groups, so group g has the weights from g * group on.
   for (auto change = changes.begin(); change != changes.end();) {
     const std::uint64_t slice_end = (change->at / kSliceWeights + 1) * kSliceWeights;

@@ -81,7 +81,7 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
 
 // kUnsupported, with a way out, if something here needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
-                            const QuantizedWeights* quantized, const AssemblyMessage& agreed) {
+                            const AssemblyMessage& agreed) {
   const char* const instead = ": set snapshot: host";
   if (road.fallback() != nullptr) {
     return error(StatusCode::kUnsupported,
@@ -257,8 +257,7 @@ Status PublisherOpening::assemble(WeightSource& base, const WeightSource& live, 
         SnapshotStore::create(rank_.run.layout, std::move(owned), rank_.threads, device));
   } else {
     if (!rank_.options.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          check_quantized_live(rank_.options, rank_.road, rank_.quantized.get(), agreed));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(rank_.options, rank_.road, agreed));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }

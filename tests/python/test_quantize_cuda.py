@@ -53,9 +53,14 @@ def test_tensors_of_their_own_are_quantized_where_they_lie(torch, work, rng, sna
     first = source_of(torch, binding.Source, history[0])
     job, publisher = opened(work, base, None, first, snapshot)
     for step in range(1, STEPS + 1):
-        report = publisher.publish(source_of(torch, binding.Source, history[step]))
+        now = source_of(torch, binding.Source, history[step])
+        now.batch = len(now.arrays)
+        report = publisher.publish(now)
         assert report.version == step
         assert report.changed_units > 0
+        # Codes, scales and weights that stay in bfloat16: a part for each type of a batch.
+        parts = list((work / "road").glob(f"*{step:06d}/rank*"))
+        assert 1 <= len(parts) <= 3, parts
     publisher.declare_end()
     job.close()
     test_quantize_trainers.check(work, base, history, range(1, STEPS + 1))
