@@ -28,4 +28,11 @@ struct QuantizePart {
 [[nodiscard]] Status quantize(QuantizeRule rule, std::span<const QuantizePart> parts,
                               const Workspace& workspace, Stream stream);
 
+// Quantizer::groups of contiguous groups of `group` weights; queues one launch. Weights and scales
+// must be at a multiple of 2 bytes, codes at a multiple of 4. The fast case: weights at a multiple
+// of 16.
+[[nodiscard]] Status quantize_groups(unsigned group, std::uint64_t groups,
+                                     const std::byte* weights_dev, std::byte* packed_dev,
+                                     std::byte* scales_dev, Stream stream);
+
 }  // namespace driftless::cuda

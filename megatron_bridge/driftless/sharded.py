@@ -142,8 +142,7 @@ def is_quantized(directory: str | os.PathLike[str]) -> bool:
 
 
 def has_groups(directory: str | os.PathLike[str]) -> bool:
-    """Whether the config.json of a checkpoint declares groups in INT4, which are made in host
-    memory."""
+    """Whether the config.json of a checkpoint declares groups in INT4."""
     found = _quantization(directory)
     return isinstance(found, dict) and found.get("quant_method") == "compressed-tensors"
 

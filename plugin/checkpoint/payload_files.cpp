@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/payload_files.h"
 
+#include <map>
+
 #include "formats/flush_file.h"
 #include "formats/manifest.h"
 #include "formats/version_dir.h"
@@ -9,42 +11,59 @@
 namespace driftless {
 namespace {
 
+// A bucket holds one type: one is filled for each, however types alternate.
+class BucketsByType {
+ public:
+  // The layout outlives the buckets.
+  BucketsByType(const WeightLayout& layout, Encoding coding) : layout_(layout), coding_(coding) {}
+
+  [[nodiscard]] BucketBuilder& of(const DeltaView& delta) {
+    return buckets_.try_emplace(layout_[delta.tensor].dtype, layout_, coding_).first->second;
+  }
+  [[nodiscard]] std::map<DType, BucketBuilder>& all() { return buckets_; }
+
+ private:
+  const WeightLayout& layout_;
+  Encoding coding_;
+  std::map<DType, BucketBuilder> buckets_;
+};
+
 class FlushFiles final : public PayloadFiles {
  public:
   FlushFiles(const WeightLayout& layout, PayloadFileOptions options)
-      : layout_(layout), options_(std::move(options)), builder_(layout, options_.frame.encoding) {}
+      : layout_(layout),
+        options_(std::move(options)),
+        buckets_(layout, options_.frame.encoding) {}
 
   Status add(const DiffPiece& piece) override {
-    if (!builder_.accepts(piece.delta) || builder_.size_bytes() >= options_.buffer_bytes) {
-      DRIFTLESS_RETURN_IF_ERROR(flush());
-    }
-    return builder_.add(piece.delta);
+    BucketBuilder& bucket = buckets_.of(piece.delta);
+    if (bucket.size_bytes() >= options_.buffer_bytes) DRIFTLESS_RETURN_IF_ERROR(flush(bucket));
+    return bucket.add(piece.delta);
   }
   Result<std::uint64_t> finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(flush());
+    for (auto& [dtype, bucket] : buckets_.all()) DRIFTLESS_RETURN_IF_ERROR(flush(bucket));
     return payload_bytes_;
   }
 
  private:
-  Status flush() {
-    if (builder_.empty()) return {};
+  Status flush(BucketBuilder& bucket) {
+    if (bucket.empty()) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                                options_.create(flush_file_name(0, flushes_++)));
     const FrameContext& frame = options_.frame;
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::uint64_t size,
-        write_flush_file(std::move(file), layout_, builder_.view(), frame.encoding,
-                         frame.id.version,
+        write_flush_file(std::move(file), layout_, bucket.view(), frame.encoding, frame.id.version,
                          {{"base_version", std::to_string(frame.base_version)},
                           {std::string(kOursKey), std::to_string(kManifestFormat)}}));
     payload_bytes_ += size;
-    builder_.clear();
+    bucket.clear();
     return {};
   }
 
   const WeightLayout& layout_;
   PayloadFileOptions options_;
-  BucketBuilder builder_;
+  BucketsByType buckets_;
   std::uint32_t flushes_ = 0;
   std::uint64_t payload_bytes_ = 0;
 };
@@ -55,61 +74,64 @@ class FrameFiles final : public PayloadFiles {
   FrameFiles(const WeightLayout& layout, PayloadFileOptions options)
       : layout_(layout),
         options_(std::move(options)),
-        builder_(layout, compact() ? Encoding::kDeltas : options_.frame.encoding) {}
+        buckets_(layout, compact() ? Encoding::kDeltas : options_.frame.encoding) {}
 
   Status add(const DiffPiece& piece) override {
     const DeltaView& delta = piece.delta;
     if (compact() && compact_fields(layout_[delta.tensor].dtype)) return keep(piece);
-    if (!builder_.accepts(delta) || builder_.size_bytes() >= options_.buffer_bytes) {
-      DRIFTLESS_RETURN_IF_ERROR(write_bucket());
+    BucketBuilder& bucket = buckets_.of(delta);
+    if (bucket.size_bytes() >= options_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(write_bucket(bucket));
     }
-    return builder_.add(delta);
+    return bucket.add(delta);
   }
   Result<std::uint64_t> finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(write_blocks());
-    DRIFTLESS_RETURN_IF_ERROR(write_bucket());
+    for (auto& [dtype, coded] : coded_) DRIFTLESS_RETURN_IF_ERROR(write_blocks(dtype, coded));
+    for (auto& [dtype, bucket] : buckets_.all()) DRIFTLESS_RETURN_IF_ERROR(write_bucket(bucket));
     return payload_bytes_;
   }
 
  private:
+  // Changed blocks of one type that are not written yet.
+  struct Coded {
+    std::vector<ChangedBlock> blocks;
+    std::uint64_t bytes = 0;  // of their changes
+  };
+
   [[nodiscard]] bool compact() const { return options_.frame.encoding == Encoding::kCompact; }
 
   Status keep(const DiffPiece& piece) {
     const DeltaView& delta = piece.delta;
-    const auto dtype = [this](std::uint32_t tensor) { return layout_[tensor].dtype; };
-    const bool another = blocks_.empty() || blocks_.back().tensor != delta.tensor;
-    if (another && !blocks_.empty() &&
-        (kept_bytes_ >= options_.buffer_bytes ||
-         dtype(delta.tensor) != dtype(blocks_.back().tensor))) {
-      DRIFTLESS_RETURN_IF_ERROR(write_blocks());
+    const DType dtype = layout_[delta.tensor].dtype;
+    Coded& coded = coded_[dtype];
+    if (coded.blocks.empty() || coded.blocks.back().tensor != delta.tensor) {
+      if (coded.bytes >= options_.buffer_bytes) {
+        DRIFTLESS_RETURN_IF_ERROR(write_blocks(dtype, coded));
+      }
+      coded.blocks.push_back({delta.tensor,
+                              nullptr,
+                              piece.pair->new_data,
+                              BlockPlace::all(layout_[delta.tensor].units()),
+                              {}});
     }
-    if (another) {
-      blocks_.push_back({delta.tensor,
-                         nullptr,
-                         piece.pair->new_data,
-                         BlockPlace::all(layout_[delta.tensor].units()),
-                         {}});
-    }
-    kept_bytes_ += blocks_.back().add(delta, piece.old_values);
+    coded.bytes += coded.blocks.back().add(delta, piece.old_values);
     return {};
   }
 
-  Status write_blocks() {
-    if (blocks_.empty()) return {};
+  Status write_blocks(DType dtype, Coded& coded) {
+    if (coded.blocks.empty()) return {};
     std::vector<std::byte> frame;
-    DRIFTLESS_RETURN_IF_ERROR(encode_changed_blocks(context(Encoding::kCompact), layout_,
-                                                    layout_[blocks_.front().tensor].dtype, blocks_,
-                                                    options_.threads, frame));
-    blocks_.clear();
-    kept_bytes_ = 0;
+    DRIFTLESS_RETURN_IF_ERROR(encode_changed_blocks(context(Encoding::kCompact), layout_, dtype,
+                                                    coded.blocks, options_.threads, frame));
+    coded = {};
     return write(frame);
   }
-  Status write_bucket() {
-    if (builder_.empty()) return {};
+  Status write_bucket(BucketBuilder& bucket) {
+    if (bucket.empty()) return {};
     std::vector<std::byte> frame;
     const Encoding encoding = compact() ? Encoding::kDeltas : options_.frame.encoding;
-    DRIFTLESS_RETURN_IF_ERROR(encode_frame(context(encoding), builder_.view(), frame));
-    builder_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(context(encoding), bucket.view(), frame));
+    bucket.clear();
     return write(frame);
   }
   [[nodiscard]] FrameContext context(Encoding encoding) const {
@@ -128,9 +150,8 @@ class FrameFiles final : public PayloadFiles {
 
   const WeightLayout& layout_;
   PayloadFileOptions options_;
-  BucketBuilder builder_;
-  std::vector<ChangedBlock> blocks_;
-  std::uint64_t kept_bytes_ = 0;
+  BucketsByType buckets_;
+  std::map<DType, Coded> coded_;
   std::uint64_t payload_bytes_ = 0;
   std::uint32_t frames_ = 0;
 };

@@ -31,8 +31,8 @@ class PayloadFiles {
   [[nodiscard]] virtual Result<std::uint64_t> finish() = 0;
 };
 
-// The layout outlives the files. Memory: one buffer; in `compact` also the changes of one tensor,
-// if they are larger.
+// The layout outlives the files. A file holds one type. Memory: one buffer for each type; in
+// `compact` also the changes of one tensor, if they are larger.
 [[nodiscard]] std::unique_ptr<PayloadFiles> make_flush_files(const WeightLayout& layout,
                                                              PayloadFileOptions options);
 // Changes that `compact` cannot code are written as `deltas`.

@@ -74,6 +74,11 @@ class CudaPublisherDevice final : public PublisherDevice {
     return quantizer_.quantize(rule, boxes, coded, work_.stream);
   }
 
+  Status quantize_groups(unsigned group, std::span<DeviceGroups> boxes) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    return quantizer_.quantize_groups(group, boxes, work_.stream);
+  }
+
   Status commit() override {
     // Also after a failure the changes are gone: a later version has its own.
     for (const DeviceWork::Change& change : std::exchange(work_.changes, {})) {

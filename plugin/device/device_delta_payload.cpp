@@ -40,7 +40,12 @@ class DeviceDeltaPayload final : public RankPayload {
   ~DeviceDeltaPayload() override { work_.differ.drop(); }
 
   Status add(std::span<const PairedTensor> batch) override {
-    for (const PairedTensor& offered : batch) {
+    // A slice, and so a part, holds one type: tensors of a type are compared together.
+    std::vector<PairedTensor> by_type(batch.begin(), batch.end());
+    std::ranges::stable_sort(by_type, {}, [&](const PairedTensor& each) {
+      return context_.store->spec(each.number).dtype;
+    });
+    for (const PairedTensor& offered : by_type) {
       if (findings_.dense) break;
       DRIFTLESS_RETURN_IF_ERROR(cut(offered));
     }

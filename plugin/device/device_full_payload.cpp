@@ -16,8 +16,11 @@ class DeviceFullPayload final : public RankPayload {
 
   Status add(std::span<const PairedTensor> batch) override {
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
-    std::ranges::sort(sorted, {}, &PairedTensor::number);  // frames need the layout's order
     const WeightStore& snapshot = *context_.store;
+    // A frame holds one type, in the layout's order.
+    std::ranges::sort(sorted, {}, [&](const PairedTensor& each) {
+      return std::pair(snapshot.spec(each.number).dtype, each.number);
+    });
     for (const PairedTensor& offered : sorted) {
       std::byte* const kept = snapshot.data(offered.number);
       if (kept == offered.new_data) continue;
@@ -32,10 +35,10 @@ class DeviceFullPayload final : public RankPayload {
       findings_.digests[snapshot.owned(offered.number).tensor()] += digest;
     }
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.number));
-    return {};
+    return flush();  // the next batch may have earlier tensors
   }
 
-  Status finish() override { return flush(); }
+  Status finish() override { return {}; }
 
  private:
   // Splits a tensor into the parts that it is cut into, if each is contiguous.

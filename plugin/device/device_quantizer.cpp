@@ -56,4 +56,29 @@ Status DeviceQuantizer::quantize(QuantizeRule rule, std::span<DeviceMatrix> boxe
   return {};
 }
 
+Status DeviceQuantizer::quantize_groups(unsigned group, std::span<DeviceGroups> boxes,
+                                        const DeviceStream& stream) {
+  const auto packed_bytes = [group](const DeviceGroups& box) { return box.groups * group / 2; };
+  const auto scale_bytes = [](const DeviceGroups& box) {
+    return box.groups * sizeof(std::uint16_t);
+  };
+  std::uint64_t bytes = 0;
+  for (const DeviceGroups& box : boxes) {
+    bytes += device_aligned(packed_bytes(box)) + device_aligned(scale_bytes(box));
+  }
+  if (bytes == 0) return {};
+  DRIFTLESS_RETURN_IF_ERROR(codes_.reserve(bytes, MemoryKind::kDevice));
+  std::byte* at = codes_.data();
+  for (DeviceGroups& box : boxes) {
+    std::byte* const packed = at;
+    std::byte* const scales = packed + device_aligned(packed_bytes(box));
+    at = scales + device_aligned(scale_bytes(box));
+    box.packed = packed;
+    box.scales = scales;
+    DRIFTLESS_RETURN_IF_ERROR(
+        cuda::quantize_groups(group, box.groups, box.weights, packed, scales, stream.get()));
+  }
+  return stream.wait();
+}
+
 }  // namespace driftless

@@ -56,6 +56,31 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
   }
 }
 
+// Weights that are copied from a GPU at a time to code INT4 groups: whole groups.
+constexpr std::uint64_t kSliceWeights = std::uint64_t{1} << 20;
+
+// A group in INT4: its weights, and what they are coded as.
+struct CodedGroup {
+  static constexpr unsigned kMostWeights = 128;
+  std::uint16_t weights[kMostWeights];
+  std::uint32_t packed[kMostWeights / kInt4InWord];
+  std::uint16_t scale;
+
+  void code(unsigned group) { quantizer().groups(group, 1, group, group, weights, packed, &scale); }
+};
+
+template <typename Unit>
+void add_unit(std::uint64_t at, Unit before, Unit now, UnitChanges& changes) {
+  if (before == now) return;
+  const auto put = [](Unit unit, std::vector<std::byte>& to) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(&unit);
+    to.insert(to.end(), bytes, bytes + sizeof(unit));
+  };
+  changes.at.push_back(at);
+  put(before, changes.before);
+  put(now, changes.now);
+}
+
 void take_changes(MatrixBlocks& blocks) {
   std::size_t count = 0;
   for (const DiffPiece& piece : blocks.pieces) count += piece.delta.count();
@@ -107,6 +132,7 @@ const std::byte* LiveMatrices::weights_of(std::size_t matrix) const {
 Status LiveMatrices::open() {
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
+    if (matrix.group > 0) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].local,
                                weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
@@ -118,8 +144,8 @@ Status LiveMatrices::open() {
 
 Status LiveMatrices::quantize(std::size_t number, Quantized& made) const {
   const Matrix& matrix = weights_.matrices()[number];
-  made.codes.resize(matrix.part.rows * matrix.part.columns);
-  made.scales.resize(matrix.scale_count() * sizeof(float));
+  made.codes.resize(matrix.code_bytes());
+  made.scales.resize(matrix.scale_bytes());
   return weights_.quantize(matrix, weights_of(number), live_.memory_kind(), made.largest,
                            made.codes.data(), matrix.scales ? made.scales.data() : nullptr);
 }
@@ -155,8 +181,9 @@ Status LiveMatrices::measure(bool full, bool in_doubt) {
   }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads_, [&](std::size_t m, unsigned) {
     if (!is_known(m)) return Status();
+    const Matrix& matrix = weights_.matrices()[m];
     take_changes(blocks_[m]);
-    fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
+    if (matrix.group == 0) fell[m] = apply_changes(matrix.part, blocks_[m]);
     return Status();
   }));
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
@@ -194,6 +221,7 @@ void LiveMatrices::settle() {
 // Measures every block of a matrix whose changes are not known.
 Status LiveMatrices::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
+  if (matrix.group > 0) return {};  // nothing is kept of it
   MatrixBlocks& blocks = blocks_[number];
   DRIFTLESS_ASSIGN_OR_RETURN(
       blocks.local_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
@@ -263,6 +291,45 @@ std::vector<CodeChange> LiveMatrices::code_changes(std::size_t number,
   }
   if (!anew.empty()) std::ranges::sort(changes, {}, &CodeChange::at);
   return changes;
+}
+
+Status LiveMatrices::group_changes(std::size_t number, UnitChanges& packed,
+                                   UnitChanges& scales) const {
+  const unsigned group = weights_.matrices()[number].group, words = group / kInt4InWord;
+  const std::vector<WeightChange>& changes = blocks_[number].changes;
+  std::vector<std::byte> held;
+  CodedGroup before{}, now{};
+  // Rows are whole groups, so group g has the weights from g * group on.
+  for (auto change = changes.begin(); change != changes.end();) {
+    const std::uint64_t slice_end = (change->at / kSliceWeights + 1) * kSliceWeights;
+    const auto end = std::lower_bound(
+        change, changes.end(), slice_end,
+        [](const WeightChange& each, std::uint64_t stop) { return each.at < stop; });
+    const std::uint64_t first = change->at / group * group;
+    const std::byte* weights = weights_of(number) + first * sizeof(std::uint16_t);
+    if (on_gpu()) {
+      held.resize((((end - 1)->at / group + 1) * group - first) * sizeof(std::uint16_t));
+      DRIFTLESS_RETURN_IF_ERROR(live_.memory()->fetch(held, weights));
+      weights = held.data();
+    }
+    while (change != end) {
+      const std::uint64_t of_group = change->at / group, begin = of_group * group;
+      std::memcpy(now.weights, weights + (begin - first) * sizeof(std::uint16_t),
+                  group * sizeof(std::uint16_t));
+      std::copy_n(now.weights, group, before.weights);
+      for (; change != end && change->at / group == of_group; ++change) {
+        before.weights[change->at - begin] = change->before;
+        now.weights[change->at - begin] = change->now;
+      }
+      before.code(group);
+      now.code(group);
+      for (unsigned i = 0; i < words; ++i) {
+        add_unit(of_group * words + i, before.packed[i], now.packed[i], packed);
+      }
+      add_unit(of_group, before.scale, now.scale, scales);
+    }
+  }
+  return {};
 }
 
 void LiveMatrices::commit() {

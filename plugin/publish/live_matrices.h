@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// LiveMatrices: the matrices that a rank without a snapshot quantizes to FP8 blocks. They are read
-// where the trainer has them, in host memory or on a GPU. It keeps the largest magnitude of each
-// block at the last version, and finds those of the next version and the changes of codes that
-// follow:
+// LiveMatrices: the matrices that a rank without a snapshot quantizes. They are read where the
+// trainer has them, in host memory or on a GPU. For FP8 blocks it keeps the largest magnitude of
+// each block at the last version, and finds those of the next version and the changes of codes
+// that follow:
 //
 //   the largest magnitude of a block gives its scale
 //   a changed weight's old code follows from its old value; its block is measured again only if
 //   the weight was the largest and is smaller now
 //   a block whose scale changed is coded anew as a whole
 //
-// Memory: 4 bytes for each block that this rank has a part of, and the changes of weights.
+// A group in INT4 has so few weights that nothing is kept for it: if one of them changed, the group
+// is coded twice, from its old weights and from the new ones. Its other weights are read; on a GPU,
+// slices that have such groups are copied to the host.
+//
+// Memory: 4 bytes for each FP8 block that this rank has a part of, and the changes of weights.
 // Private to plugin/publish.
 #pragma once
 
@@ -26,6 +30,12 @@ struct WeightChange {
 struct CodeChange {
   std::uint64_t at = 0;  // in the box
   std::uint8_t before = 0, now = 0;
+};
+
+// Units of a box that changed, ascending, and their values.
+struct UnitChanges {
+  std::vector<std::uint64_t> at;
+  std::vector<std::byte> before, now;
 };
 
 // The blocks of a matrix, and its changes.
@@ -85,6 +95,10 @@ class LiveMatrices {
   [[nodiscard]] std::vector<CodeChange> code_changes(std::size_t matrix,
                                                      const std::set<std::uint32_t>& anew,
                                                      const Rows& rows) const;
+  // INT4: the changes of packed codes (int32) and of scales (bfloat16). For weights on a GPU, one
+  // thread at a time.
+  [[nodiscard]] Status group_changes(std::size_t matrix, UnitChanges& packed,
+                                     UnitChanges& scales) const;
   void commit();
 
  private:

@@ -46,6 +46,14 @@ struct DeviceMatrix {
   const std::byte* codes = nullptr;  // on the GPU; set by quantize()
 };
 
+// Contiguous groups of bfloat16 weights on the GPU, as Quantizer::groups takes them.
+struct DeviceGroups {
+  std::uint64_t groups = 0;
+  const std::byte* weights = nullptr;
+  const std::byte* packed = nullptr;  // on the GPU; set by quantize_groups(), as the next
+  const std::byte* scales = nullptr;
+};
+
 class PublisherDevice {
  public:
   virtual ~PublisherDevice() = default;
@@ -69,6 +77,9 @@ class PublisherDevice {
   // codes stay until the next call.
   [[nodiscard]] virtual Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes,
                                         bool coded) = 0;
+  // Makes INT4 groups of `group` weights. Codes and scales stay until the next call, or until that
+  // of quantize().
+  [[nodiscard]] virtual Status quantize_groups(unsigned group, std::span<DeviceGroups> boxes) = 0;
   // Writes the last payload's changes into the snapshot: queued on a stream of its own.
   [[nodiscard]] virtual Status commit() = 0;
   // Drops the last payload's changes.

@@ -81,18 +81,13 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
 
 // kUnsupported, with a way out, if something here needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
-                            const QuantizedWeights* quantized, const AssemblyMessage& agreed) {
+                            const AssemblyMessage& agreed) {
   const char* const instead = ": set snapshot: host";
   if (road.fallback() != nullptr) {
     return error(StatusCode::kUnsupported,
                  "road.peer.fallback: without a snapshot a quantized version is not made again for "
                  "another road",
                  instead, ", or leave the fallback out");
-  }
-  if (quantized != nullptr && quantized->as().int4_group > 0) {
-    return error(StatusCode::kUnsupported,
-                 "the base has groups in INT4, and without a snapshot only FP8 blocks are followed",
-                 instead);
   }
   if (!publication_format(options.layout).takes_blocks) {
     return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
@@ -168,11 +163,7 @@ Status PublisherOpening::open_quantized(const WeightSource& trainer_weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       rank_.quantized, QuantizedWeights::make(fs, *rank_.quantized_base, trainer_weights, settings,
                                               rank_.threads, rank_.options.device.get()));
-  if (!rank_.quantized || rank_.quantized->as().int4_group == 0) return {};
-  if (rank_.options.device == nullptr) return {};
-  return error(StatusCode::kUnsupported,
-               "the base has groups in INT4, which are made in host memory, and a GPU uses this "
-               "snapshot: set snapshot: host");
+  return {};
 }
 
 // Collective, without a snapshot of codes and scales: finds how the weights differ from the base.
@@ -266,8 +257,7 @@ Status PublisherOpening::assemble(WeightSource& base, const WeightSource& live, 
         SnapshotStore::create(rank_.run.layout, std::move(owned), rank_.threads, device));
   } else {
     if (!rank_.options.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          check_quantized_live(rank_.options, rank_.road, rank_.quantized.get(), agreed));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(rank_.options, rank_.road, agreed));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }

@@ -48,6 +48,27 @@ void add_codes(std::uint32_t number, std::span<const CodeChange> changes, Change
   }
 }
 
+// `width`: bytes of a unit.
+void add_units(std::uint32_t number, unsigned width, const UnitChanges& changes,
+               ChangeStore& store) {
+  const std::uint64_t units = ChangeStore::kPieceBytes / width;
+  for (std::size_t i = 0; i < changes.at.size();) {
+    const std::uint64_t piece = changes.at[i] / units;
+    const std::size_t first = i;
+    PieceChanges found;
+    for (; i < changes.at.size() && changes.at[i] / units == piece; ++i) {
+      found.offsets.push_back(static_cast<std::uint32_t>(changes.at[i] % units));
+    }
+    const std::size_t bytes = (i - first) * width;
+    const auto copy = [&](const std::vector<std::byte>& from, std::vector<std::byte>& to) {
+      to.assign(from.data() + first * width, from.data() + first * width + bytes);
+    };
+    copy(changes.now, found.values);
+    copy(changes.before, found.old_values);
+    store.add(number, piece, std::move(found));
+  }
+}
+
 // Adds the units of a block that differ.
 Status add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
                 const std::byte* now, unsigned threads, ChangeStore& store) {
@@ -117,6 +138,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
     const Matrix& matrix = weights_.matrices()[*at.matrix];
     made_[codes_of(matrix)] = *at.matrix;
     if (matrix.scales) made_[numbers_[*matrix.scales]] = *at.matrix;
+    if (matrix.shape) made_[numbers_[*matrix.shape]] = *at.matrix;
   }
 }
 
@@ -139,6 +161,14 @@ Result<const std::byte*> QuantizedStore::kept_units(std::uint32_t number,
   return held.data();
 }
 
+const std::byte* QuantizedStore::made_units(std::uint32_t number,
+                                            const LiveMatrices::Quantized& made) const {
+  const Matrix& matrix = weights_.matrices()[*made_[number]];
+  if (number == codes_of(matrix)) return made.codes.data();
+  const bool shape = matrix.shape && number == numbers_[*matrix.shape];
+  return shape ? matrix.shape_bytes.data() : made.scales.data();
+}
+
 Status QuantizedStore::compare(WeightSource& base) {
   LiveMatrices::Quantized made;
   std::size_t held = matrices_.size();  // of the matrix in `made`
@@ -154,9 +184,7 @@ Status QuantizedStore::compare(WeightSource& base) {
       DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(*of, made));
       matrices_.set_largest(*of, made.largest);
     }
-    const bool codes = number == codes_of(weights_.matrices()[*of]);
-    return add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
-                    threads(), from_base_);
+    return add_diff(*this, number, offered.data, made_units(number, made), threads(), from_base_);
   };
   DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
     for (const OfferedTensor& each : batch) DRIFTLESS_RETURN_IF_ERROR(compare_one(each));
@@ -264,19 +292,29 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   return {};
 }
 
-// Computes the changes of codes and scales for all matrices that are not sent whole.
+// Computes the changes of codes and scales for all matrices that are not sent whole. A version that
+// is not swept reads the weights once more afterwards, if unchanged ones entered it.
 Status QuantizedStore::translate() {
   std::vector<std::set<std::uint32_t>> anew(matrices_.size());
   std::vector<LiveMatrices::Rows> rows(matrices_.size());
   for (std::size_t m = 0; m < matrices_.size(); ++m) {
     if (is_whole(m)) continue;
     anew[m] = matrices_.blocks_anew(m);
-    coded_anew_ = coded_anew_ || !anew[m].empty();
+    const bool groups = weights_.matrices()[m].group > 0 && !matrices_.blocks(m).changes.empty();
+    coded_anew_ = coded_anew_ || !anew[m].empty() || (groups && !sweeps_);
     DRIFTLESS_ASSIGN_OR_RETURN(rows[m], matrices_.rows_of(m, anew[m]));
   }
-  return parallel_for(matrices_.size(), threads(), [&](std::size_t m, unsigned) {
+  const unsigned at_once = on_gpu() && weights_.as().int4_group > 0 ? 1 : threads();
+  return parallel_for(matrices_.size(), at_once, [&](std::size_t m, unsigned) {
     if (is_whole(m)) return Status();
     const Matrix& matrix = weights_.matrices()[m];
+    if (matrix.group > 0) {
+      UnitChanges packed, scales;
+      DRIFTLESS_RETURN_IF_ERROR(matrices_.group_changes(m, packed, scales));
+      add_units(codes_of(matrix), sizeof(std::uint32_t), packed, sent_);
+      add_units(numbers_[*matrix.scales], sizeof(std::uint16_t), scales, sent_);
+      return Status();
+    }
     add_codes(codes_of(matrix), matrices_.code_changes(m, anew[m], rows[m]), sent_);
     if (matrix.scales && !anew[m].empty()) add_scales(m);
     return Status();
@@ -330,8 +368,7 @@ Status QuantizedStore::each_batch(const std::function<Status(std::span<const Pai
   }
   for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    const std::uint64_t size =
-        matrix.part.rows * matrix.part.columns + matrix.scale_count() * sizeof(float);
+    const std::uint64_t size = matrix.code_bytes() + matrix.scale_bytes();
     if (bytes + size > QuantizingSource::kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
     bytes += size;
     LiveMatrices::Quantized& made = batches_[turn % 2].emplace_back();
@@ -341,6 +378,9 @@ Status QuantizedStore::each_batch(const std::function<Status(std::span<const Pai
     if (!matrix.scales) continue;
     place(numbers_[*matrix.scales], made.scales.data());
     batch.push_back({numbers_[*matrix.scales], made.scales.data()});
+    if (!matrix.shape) continue;
+    place(numbers_[*matrix.shape], const_cast<std::byte*>(matrix.shape_bytes.data()));  // only read
+    batch.push_back({numbers_[*matrix.shape], matrix.shape_bytes.data()});
   }
   return pass_on();
 }
@@ -355,8 +395,7 @@ Status QuantizedStore::each_unit(std::uint32_t number, const UseChange& use) con
     DRIFTLESS_ASSIGN_OR_RETURN(values, kept_units(number, made.codes));
   } else {
     DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(*made_[number], made));
-    const bool codes = number == codes_of(weights_.matrices()[*made_[number]]);
-    values = codes ? made.codes.data() : made.scales.data();
+    values = made_units(number, made);
   }
   for (std::uint64_t first = 0; first < units; first += offsets.size()) {
     const std::uint64_t count = std::min<std::uint64_t>(units - first, offsets.size());

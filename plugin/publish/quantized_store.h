@@ -6,8 +6,7 @@
 // Weights on a GPU are measured and quantized there; the codes and scales that a version carries
 // lie in host memory.
 //
-// Memory: 4 bytes for each block that this rank has a part of, beside LiveStore and the changes of
-// codes.
+// Memory: that of LiveMatrices and LiveStore, and the changes of codes.
 #pragma once
 
 #include <array>
@@ -86,6 +85,9 @@ class QuantizedStore final : public WeightStore {
   // The published version is right; later changes are measured against these weights.
   [[nodiscard]] Status adopt(std::vector<Digest> now, std::vector<std::string>& notes);
   void mark_whole(std::uint32_t tensor);
+  // Codes, scales or shape: the units of a number that is made of the quantized matrix.
+  [[nodiscard]] const std::byte* made_units(std::uint32_t number,
+                                            const LiveMatrices::Quantized& made) const;
   [[nodiscard]] Status each_unit(std::uint32_t number, const UseChange& use) const;
 
   QuantizedWeights& weights_;

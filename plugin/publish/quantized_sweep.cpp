@@ -44,19 +44,32 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   LiveMatrices::Quantized made;
   for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    if (on_gpu()) {
+    const std::byte *codes = nullptr, *scales = nullptr;
+    if (on_gpu() && matrix.group > 0) {
+      DeviceGroups box = weights_.groups_of(matrix, matrices_.weights_of(m));
+      DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_groups_there({&box, 1}));
+      codes = box.packed;
+      scales = box.scales;
+    } else if (on_gpu()) {
       made.largest = matrix.known;
       DeviceMatrix box{matrix.part, matrices_.weights_of(m), made.largest, nullptr};
       DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there({&box, 1}));
-      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), box.codes, memory));
-      made.scales.resize(matrix.scale_count() * sizeof(float));
+      made.scales.resize(matrix.scale_bytes());
       if (matrix.scales) weights_.make_scales(matrix, made.largest, made.scales.data());
+      codes = box.codes;
+      scales = made.scales.data();
     } else {
       DRIFTLESS_RETURN_IF_ERROR(matrices_.quantize(m, made));
-      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
+      codes = made.codes.data();
+      scales = made.scales.data();
     }
+    DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), codes, memory));
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], scales,
+                                  matrix.group > 0 ? memory : MemoryKind::kHost));
+    if (!matrix.shape) continue;
+    DRIFTLESS_RETURN_IF_ERROR(
+        add(numbers_[*matrix.shape], matrix.shape_bytes.data(), MemoryKind::kHost));
   }
   return sums;
 }

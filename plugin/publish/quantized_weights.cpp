@@ -259,11 +259,6 @@ Status QuantizedWeights::measure(WeightSource& weights) {
 
 Status QuantizedWeights::check_memory(const Matrix& matrix, MemoryKind memory) const {
   if (memory == MemoryKind::kHost) return {};
-  if (matrix.group > 0) {
-    return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
-                 "' is made from weights on a GPU, and groups in INT4 are made in host memory: set "
-                 "snapshot: host");
-  }
   if (device_ != nullptr) return {};
   return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
                "' lies on a GPU, and this publisher quantizes in host memory: set snapshot to "
@@ -343,10 +338,7 @@ Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights
                                   std::vector<std::uint16_t>& largest, std::byte* codes,
                                   std::byte* scales) const {
   largest = matrix.known;
-  if (matrix.group > 0) {
-    return quantize_int4(quantizer(), matrix.group, weights, matrix.part.rows, matrix.part.columns,
-                         threads_, codes, scales);
-  }
+  if (matrix.group > 0) return quantize_groups(matrix, weights, memory, codes, scales);
   if (memory == MemoryKind::kHost) {
     DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_,
                                             largest.data(), codes));
@@ -358,6 +350,20 @@ Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights
   }
   if (scales != nullptr) make_scales(matrix, largest, scales);
   return {};
+}
+
+Status QuantizedWeights::quantize_groups(const Matrix& matrix, const std::byte* weights,
+                                         MemoryKind memory, std::byte* packed,
+                                         std::byte* scales) const {
+  if (memory == MemoryKind::kHost) {
+    return quantize_int4(quantizer(), matrix.group, weights, matrix.part.rows, matrix.part.columns,
+                         threads_, packed, scales);
+  }
+  if (matrix.scale_count() == 0) return {};
+  DeviceGroups box = groups_of(matrix, weights);
+  DRIFTLESS_RETURN_IF_ERROR(quantize_groups_there({&box, 1}));
+  DRIFTLESS_RETURN_IF_ERROR(device_->copy(packed, box.packed, matrix.code_bytes()));
+  return device_->copy(scales, box.scales, matrix.scale_bytes());
 }
 
 void QuantizedWeights::make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
@@ -421,6 +427,10 @@ class QuantizingSource::Batch {
     if (!host) {
       bytes_there_ += codes;
       numbers_.push_back(number);
+      if (matrix.group > 0) {
+        groups_.push_back(weights_.groups_of(matrix, offered.data));
+        return {};
+      }
       largest_.push_back(matrix.known);
       boxes_.push_back({matrix.part, offered.data, largest_.back(), nullptr});
       return {};
@@ -452,6 +462,11 @@ class QuantizingSource::Batch {
       if (matrix.scales) weights_.make_scales(matrix, boxes_[i].largest, scales_at);
       offer(matrix, boxes_[i].codes, MemoryKind::kDevice, scales_at);
     }
+    if (!groups_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_groups_there(groups_));
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      offer(weights_.matrices()[numbers_[i]], groups_[i].packed, MemoryKind::kDevice,
+            groups_[i].scales, MemoryKind::kDevice);
+    }
     if (!offered_.empty()) DRIFTLESS_RETURN_IF_ERROR(use_(offered_));
     offered_.clear();
     made_.reset();
@@ -459,6 +474,7 @@ class QuantizingSource::Batch {
     largest_here_.clear();
     scales_here_.clear();
     boxes_.clear();
+    groups_.clear();
     numbers_.clear();
     largest_.clear();
     bytes_ = bytes_there_ = 0;
@@ -467,9 +483,9 @@ class QuantizingSource::Batch {
 
  private:
   void offer(const QuantizedWeights::Matrix& matrix, const std::byte* codes, MemoryKind memory,
-             const std::byte* scales) {
+             const std::byte* scales, MemoryKind scales_memory = MemoryKind::kHost) {
     offered_.push_back({matrix.codes, codes, memory});
-    if (matrix.scales) offered_.push_back({*matrix.scales, scales});
+    if (matrix.scales) offered_.push_back({*matrix.scales, scales, scales_memory});
     if (matrix.shape) offered_.push_back({*matrix.shape, matrix.shape_bytes.data()});
   }
 
@@ -487,10 +503,11 @@ class QuantizingSource::Batch {
   std::vector<PartToQuantize> here_;
   std::deque<std::vector<std::uint16_t>> largest_here_;
   std::vector<Scales> scales_here_;
-  // On a GPU.
+  // On a GPU; a run has one of both kinds.
   std::vector<DeviceMatrix> boxes_;
+  std::vector<DeviceGroups> groups_;
   std::vector<std::size_t> numbers_;                // the matrix of each
-  std::deque<std::vector<std::uint16_t>> largest_;  // likewise: its maxima
+  std::deque<std::vector<std::uint16_t>> largest_;  // of each of boxes_: its maxima
 };
 
 Status QuantizingSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {

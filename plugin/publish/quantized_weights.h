@@ -120,6 +120,13 @@ class QuantizedWeights {
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
     return device_->quantize(as_.rule, boxes, true);
   }
+  // INT4: the same for matrices that are groups.
+  [[nodiscard]] DeviceGroups groups_of(const Matrix& matrix, const std::byte* weights) const {
+    return {matrix.scale_count(), weights, nullptr, nullptr};
+  }
+  [[nodiscard]] Status quantize_groups_there(std::span<DeviceGroups> boxes) const {
+    return device_->quantize_groups(as_.int4_group, boxes);
+  }
   // Writes the scales of blocks with these largest magnitudes.
   void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
                    std::byte* scales) const;
@@ -143,6 +150,9 @@ class QuantizedWeights {
   // The same for INT4.
   [[nodiscard]] Status add_groups(const TensorSpec& spec, std::uint32_t packed,
                                   const TensorBox& box, std::size_t from);
+  [[nodiscard]] Status quantize_groups(const Matrix& matrix, const std::byte* weights,
+                                       MemoryKind memory, std::byte* packed,
+                                       std::byte* scales) const;
   void find_joint_blocks();
   void set_known(const Joint& joint, std::uint16_t size);
 
@@ -192,9 +202,9 @@ class QuantizedBase final : public WeightSource {
   std::vector<std::string> left_;
 };
 
-// Offers the trainer's weights, quantized in visit() where they lie; scales are offered in host
-// memory. Holds kBatchBytes of codes and scales (kDeviceBytes of codes on a GPU), or those of one
-// box if they are larger.
+// Offers the trainer's weights, quantized in visit() where they lie; scales of FP8 blocks are offered
+// in host memory. Holds kBatchBytes of codes and scales (kDeviceBytes of codes on a GPU), or those
+// of one box if they are larger.
 class QuantizingSource final : public WeightSource {
  public:
   QuantizingSource(const QuantizedWeights& weights, WeightSource& trainer)

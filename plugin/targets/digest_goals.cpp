@@ -65,8 +65,9 @@ Result<Digest> DigestGoals::prove(const Digest& before, std::span<const Digest> 
                  wrong.empty() ? wrong : concat(" (", wrong, ")"),
                  written ? ": other code writes into the weights, or the delta is damaged. All "
                            "was undone"
-                         : ": other code wrote into them, or the delta is damaged. Nothing was "
-                           "changed",
+                         : ": other code wrote into them, the trainer wrote weights without "
+                           "capture() between two sweeps (capture.sweep_every), or the delta is "
+                           "damaged. Nothing was changed",
                  "; send a full version");
   }
   if (!written && !changes.empty()) staged_change_ = changes.front();

@@ -208,7 +208,9 @@ class Stager {
                  to_hex(found), " after version ", version.version, ", but ", version.path,
                  " says ", to_hex(*each.change->digest), ": ", weights_.name,
                  " does not hold version ", chain_.front().version().base_version,
-                 ". Nothing was changed; restore the weights, or take a full version");
+                 ", or the trainer wrote the tensor without capture() between two sweeps "
+                 "(capture.sweep_every). Nothing was changed; restore the weights, or take a full "
+                 "version");
   }
 
   const WeightView& weights_;

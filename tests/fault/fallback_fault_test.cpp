@@ -371,7 +371,7 @@ class QuantizedFallbackTest : public FallbackFaultTest {
     base_ = bf16_matrices(1);
     weights_ = {base_};
     options_.base_checkpoint = directory_.file("base");
-    write_fp8_base(options_.base_checkpoint, published(base_), options_.quantize.rule);
+    write_base(options_.base_checkpoint, published(base_), {options_.quantize.rule});
   }
   MemorySource offer(const Weights& weights, unsigned rank) override {
     MemorySource source({}, 2);

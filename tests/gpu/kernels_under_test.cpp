@@ -381,9 +381,27 @@ void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weight
   if (made) must(cudaMemcpy(codes, made->data(), units, cudaMemcpyDeviceToHost));
 }
 
+// Rows adjoin: so the contract suite has them, and publishers, too.
+void quantize_groups(unsigned group, std::uint64_t rows, std::uint64_t columns,
+                     std::uint64_t stride, const void* weights, void* packed, void* scales) {
+  EXPECT_EQ(stride, columns);
+  const std::uint64_t units = rows * columns, groups = units / group;
+  if (units == 0) return;
+  const DeviceBytes from = place(weights, units * 2, 2);
+  const DeviceBytes codes(units / 2), made_scales(groups * 2);
+  must(cuda::quantize_groups(group, groups, from.data(), codes.data(), made_scales.data(),
+                             nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(from.intact() && codes.intact() && made_scales.intact());
+  must(cudaMemcpy(packed, codes.data(), units / 2, cudaMemcpyDeviceToHost));
+  must(cudaMemcpy(scales, made_scales.data(), groups * 2, cudaMemcpyDeviceToHost));
+}
+
 }  // namespace
 
-std::vector<Quantizer> quantizers_under_test() { return {{"cuda", quantize_part, nullptr}}; }
+std::vector<Quantizer> quantizers_under_test() {
+  return {{"cuda", quantize_part, quantize_groups}};
+}
 
 std::vector<HostKernels> kernels_under_test() {
   HostKernels kernels{

@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 from int4_reference import quantize_checkpoint
+from test_quantize_trainers import arrays
 
+import binding
 from jobs import Files, finish
 from support import (
     Tensor,
@@ -31,6 +33,7 @@ KEPT = {
     "model.norm.weight": (33,),
 }
 STEPS = 3
+driftless = binding.driftless()
 
 
 @pytest.fixture
@@ -96,6 +99,32 @@ def test_replays(work, history, group, encoding):
         expected = quantize_checkpoint(group, history[version], MATRICES)
         assert read_checkpoint(target) == expected, version
     assert json.loads((job.dir / "run.json").read_text())["quantize_rule"] == "int4_group"
+
+
+@pytest.mark.parametrize("group", (32, 128))
+def test_captured_changes_are_coded(work, history, group):
+    """Without a snapshot of the weights or of their codes."""
+    base, _ = make_base(work, group)
+    live = binding.Source(driftless, arrays(history[0]))
+    config = binding.config(driftless, work / "road", "road.layout=frames")
+    job = driftless.Job(config, "trainer", launched=False)
+    publisher = driftless.Publisher(job, live, checkpoint=base, snapshot="none")
+    target = work / "target"
+    shutil.copytree(base, target)
+    for step in range(1, STEPS + 1):
+        now = binding.Source(driftless, arrays(history[step]))
+        publisher.capture(list(enumerate(now.arrays)))
+        for array, new in zip(live.arrays, now.arrays, strict=True):
+            array[...] = new
+        report = publisher.publish(live, wait=step != 2) or publisher.wait()
+        assert report.version == step
+        assert step == STEPS or report.live.resent_tensors == 0
+    publisher.declare_end()
+    job.close()
+    for step in range(1, STEPS + 1):
+        applied = run("apply", work / "road", "--to", target, "--to-version", step)
+        assert applied.returncode == 0, applied.stderr
+        assert read_checkpoint(target) == quantize_checkpoint(group, history[step], MATRICES), step
 
 
 def test_what_does_not_fit_is_refused_by_name(work, history):

@@ -162,3 +162,23 @@ def quantized_rows(weight, rows):
         "linear", weight.words()[: rows * weight.shape[1]], (rows, weight.shape[1])
     )
     return codes.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("layout", "encoding"), [("flush", "deltas"), ("frames", "deltas_zstd"), ("frames", "compact")]
+)
+def test_a_diff_has_a_file_for_each_type(tmp_path, layout, encoding):
+    """However codes, scales and norms alternate in the checkpoint."""
+    rng = np.random.default_rng(7)
+    layers = range(6)
+    old = {f"{i}.a.weight": random_tensor(rng, "BF16", (130, 140)) for i in layers}
+    old |= {f"{i}.norm.weight": random_tensor(rng, "BF16", (50,)) for i in layers}
+    new = {n: with_bits(tensor, 0x3F80 + tensor.words()[0] % 7) for n, tensor in old.items()}
+    for name, tensors in (("old", old), ("new", new)):
+        write_checkpoint(tmp_path / name, tensors)
+        ok("quantize", tmp_path / name, tmp_path / f"{name}8", "--only", "*.a.weight")
+    line = ["--layout", layout, "--encoding", encoding]
+    ok("diff", tmp_path / "old8", tmp_path / "new8", "--out", tmp_path / "road", *line)
+    assert len(list(tmp_path.glob("road/*/rank*"))) == 3
+    ok("apply", tmp_path / "road", "--to", tmp_path / "old8", "--verify", "full")
+    assert read_checkpoint(tmp_path / "old8") == read_checkpoint(tmp_path / "new8")

@@ -6,12 +6,14 @@ Tests that need a GPU are skipped without one; tests/gpu/parts/python.sh runs th
 """
 
 import os
+import shutil
 from pathlib import Path
 
-import numpy as np
+import int4_reference
 import pytest
 
 import binding
+from support import ok, read_checkpoint
 
 if "DRIFTLESS_PYTHON_PACKAGE" in os.environ:
     binding.PACKAGE = Path(os.environ["DRIFTLESS_PYTHON_PACKAGE"])
@@ -51,9 +53,14 @@ def test_tensors_of_their_own_are_quantized_where_they_lie(torch, work, rng, sna
     first = source_of(torch, binding.Source, history[0])
     job, publisher = opened(work, base, None, first, snapshot)
     for step in range(1, STEPS + 1):
-        report = publisher.publish(source_of(torch, binding.Source, history[step]))
+        now = source_of(torch, binding.Source, history[step])
+        now.batch = len(now.arrays)
+        report = publisher.publish(now)
         assert report.version == step
         assert report.changed_units > 0
+        # Codes, scales and weights that stay in bfloat16: a part for each type of a batch.
+        parts = list((work / "road").glob(f"*{step:06d}/rank*"))
+        assert 1 <= len(parts) <= 3, parts
     publisher.declare_end()
     job.close()
     test_quantize_trainers.check(work, base, history, range(1, STEPS + 1))
@@ -99,15 +106,28 @@ def test_fp32_values_are_captured_as_the_bfloat16_that_they_become(torch, work, 
     test_quantize_trainers.check(work, base, history, [1])
 
 
-def test_groups_in_int4_are_refused_by_name(torch, work, rng):
-    tensors = {"a.weight": ("BF16", np.zeros((8, 64), "<u2"))}
-    source = binding.Source(driftless, tensors)
-    from support import Tensor, ok, write_checkpoint
-
-    bf16 = write_checkpoint(work / "bf16", {"a.weight": Tensor("BF16", (8, 64), bytes(1024))})
-    (bf16 / "config.json").write_text("{}")
-    ok("quantize", bf16, work / "int4", "--scheme", "int4_group")
-    source.arrays = [on_gpu(torch, array) for array in source.arrays]
-    for snapshot in ("pinned", "none"):
-        with pytest.raises(driftless.errors.UnsupportedError, match="INT4.*snapshot: host"):
-            opened(work, work / "int4", source if snapshot == "none" else None, source, snapshot)
+@pytest.mark.parametrize("snapshot", ["pinned", "device", "none"])
+def test_groups_in_int4_are_made_where_the_weights_lie(torch, work, rng, snapshot):
+    group, names = 32, ["model.layers.1.self_attn.q_proj.weight"]
+    history = make_run(work, rng, STEPS)
+    base = work / "int4"
+    made = ["--scheme", "int4_group", "--group", group, "--only", names[0]]
+    ok("quantize", work / "run/step_000000", base, *made)
+    first = source_of(torch, binding.Source, history[0])
+    live = snapshot == "none"
+    whole = binding.Source(driftless, test_quantize_trainers.arrays(history[0]))
+    job, publisher = opened(work, base, first if live else None, whole if live else first, snapshot)
+    for step in range(1, STEPS + 1):
+        now = source_of(torch, binding.Source, history[step])
+        if live:
+            publisher.capture(list(enumerate(now.arrays)))
+            for tensor, new in zip(first.arrays, now.arrays, strict=True):
+                tensor.copy_(new)
+        assert publisher.publish(first if live else now).version == step
+    publisher.declare_end()
+    job.close()
+    shutil.copytree(base, work / "target")
+    for step in range(1, STEPS + 1):
+        ok("apply", work / "road", "--to", work / "target", "--to-version", step)
+        wanted = int4_reference.quantize_checkpoint(group, history[step], names)
+        assert read_checkpoint(work / "target") == wanted, step

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of publishers of bfloat16 weights on a GPU, for a base with FP8 blocks: receivers must hold
-// what the reference computes from the same weights in host memory. Each test program that has a
-// GPU, or a stand-in of one, includes this file once and defines gpu_under_test().
+// Tests of publishers of bfloat16 weights on a GPU, for a base with FP8 blocks or INT4 groups:
+// receivers must hold what the reference computes from the same weights in host memory. Each test
+// program that has a GPU, or a stand-in of one, includes this file once and defines
+// gpu_under_test().
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,11 +40,15 @@ inline Weights gpu_matrices(std::uint64_t seed) {
   Weights weights = bf16_matrices(seed);
   std::mt19937_64 random(seed + 1);
   std::normal_distribution<float> near(0, 0.02F);
-  TestTensor wide = random_tensor(DType::kBF16, {520, 1032}, random);
-  for (std::size_t i = 0; i < wide.bytes.size() / 2; ++i) {
-    bf16_weight(wide, i) = bf16_of_f32(std::bit_cast<std::uint32_t>(near(random)));
-  }
-  weights["m.wide.weight"] = std::move(wide);
+  const auto add = [&](const std::string& name, std::vector<std::uint64_t> shape) {
+    TestTensor made = random_tensor(DType::kBF16, std::move(shape), random);
+    for (std::size_t i = 0; i < made.bytes.size() / 2; ++i) {
+      bf16_weight(made, i) = bf16_of_f32(std::bit_cast<std::uint32_t>(near(random)));
+    }
+    weights[name] = std::move(made);
+  };
+  add("m.wide.weight", {520, 1032});
+  add("m.groups.weight", {520, 2048});  // more than LiveMatrices copies at a time in INT4
   return weights;
 }
 
@@ -77,6 +82,9 @@ struct OnGpuWay {
   Encoding encoding = Encoding::kDeltas;
   unsigned ranks = 1;
   int cut = -1;  // between ranks, by rows (0) or columns (1)
+  unsigned int4_group = 0;
+
+  [[nodiscard]] BaseKind kind() const { return {rule, int4_group}; }
 };
 
 class QuantizedOnGpu : public ::testing::TestWithParam<OnGpuWay> {
@@ -107,8 +115,8 @@ class QuantizedOnGpu : public ::testing::TestWithParam<OnGpuWay> {
     options_.base_checkpoint = dir_.file("base");
     options_.full_above_density = 0.6;
     options_.deadline = std::chrono::seconds(30);
-    base_ = quantized(weights_, way.rule);
-    write_fp8_base(options_.base_checkpoint, base_, way.rule);
+    base_ = way.kind().made_of(weights_);
+    write_base(options_.base_checkpoint, base_, way.kind());
   }
   ~QuantizedOnGpu() override { Trainer::offer_as({}); }
 
@@ -132,7 +140,7 @@ class QuantizedOnGpu : public ::testing::TestWithParam<OnGpuWay> {
     while (rollout_->state().id.version < trainer_->report().version && !deadline.expired()) {
       ASSERT_EQ(rollout_->follow().to_string(), "ok") << when;
     }
-    expect_same(*rollout_, quantized(weights, GetParam().rule), when);
+    expect_same(*rollout_, GetParam().kind().made_of(weights), when);
     EXPECT_EQ(rollout_->state().digest, trainer_->rank(0).digest()) << when;
   }
 
@@ -153,7 +161,10 @@ INSTANTIATE_TEST_SUITE_P(
         OnGpuWay{SnapshotPlace::kDevice},
         OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kUe8m0, Encoding::kCompact},
         OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinear, Encoding::kDeltasZstd, 2, 0},
-        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinearDiv, Encoding::kDeltas, 3, 1}));
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinearDiv, Encoding::kDeltas, 3, 1},
+        OnGpuWay{SnapshotPlace::kPinned, QuantizeRule::kLinear, Encoding::kIndices, 2, 0, 32},
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinear, Encoding::kDeltas, 1, -1, 128},
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinear, Encoding::kDeltas, 2, 1, 32}));
 
 TEST_P(QuantizedOnGpu, PublishesWhatTheHostWould) {
   ASSERT_NO_FATAL_FAILURE(open());
@@ -233,16 +244,16 @@ class PlacedWeights final : public WeightSource {
   std::vector<std::shared_ptr<std::byte>> there_;
 };
 
-class QuantizedLiveOnGpu : public ::testing::TestWithParam<QuantizeRule> {
+class QuantizedLiveOnGpu : public ::testing::TestWithParam<BaseKind> {
  protected:
   void SetUp() override {
-    options_.quantize.rule = GetParam();
+    options_.quantize.rule = GetParam().rule;
     options_.base_checkpoint = dir_.file("base");
     options_.full_above_density = 0.6;
     options_.deadline = std::chrono::seconds(30);
     options_.keep_snapshot = false;
-    base_ = quantized(at_first_, GetParam());
-    write_fp8_base(options_.base_checkpoint, base_, GetParam());
+    base_ = GetParam().made_of(at_first_);
+    write_base(options_.base_checkpoint, base_, GetParam());
   }
   void open() {
     publisher_.reset();
@@ -262,7 +273,7 @@ class QuantizedLiveOnGpu : public ::testing::TestWithParam<QuantizeRule> {
     report_ = *report;
     ASSERT_EQ(rollout_->follow().to_string(), "ok") << when;
     ASSERT_EQ(rollout_->state().id.version, report_.version) << when;
-    expect_same(*rollout_, quantized(weights_.weights(), GetParam()), when);
+    expect_same(*rollout_, GetParam().made_of(weights_.weights()), when);
     EXPECT_EQ(rollout_->state().digest, publisher_->digest()) << when;
   }
   void step(const Weights& to, const std::string& unseen = "nothing") {
@@ -284,9 +295,11 @@ class QuantizedLiveOnGpu : public ::testing::TestWithParam<QuantizeRule> {
   PublishReport report_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Rules, QuantizedLiveOnGpu,
-                         ::testing::Values(QuantizeRule::kLinear, QuantizeRule::kLinearDiv,
-                                           QuantizeRule::kUe8m0));
+INSTANTIATE_TEST_SUITE_P(Kinds, QuantizedLiveOnGpu,
+                         ::testing::Values(BaseKind{}, BaseKind{QuantizeRule::kLinearDiv},
+                                           BaseKind{QuantizeRule::kUe8m0},
+                                           BaseKind{QuantizeRule::kLinear, 32},
+                                           BaseKind{QuantizeRule::kLinear, 128}));
 
 TEST_P(QuantizedLiveOnGpu, PublishesWhatWasCaptured) {
   ASSERT_NO_FATAL_FAILURE(open());
@@ -346,7 +359,7 @@ TEST_P(QuantizedLiveOnGpu, SendsDenseVersionsWholeAndAnchors) {
   EXPECT_TRUE(report_.anchor) << ::testing::PrintToString(report_.notes);
   Rollout late(hub_, std::nullopt);
   EXPECT_EQ(late.follow().to_string(), "ok");
-  EXPECT_TRUE(late.holds(quantized(weights_.weights(), GetParam())));
+  EXPECT_TRUE(late.holds(GetParam().made_of(weights_.weights())));
 }
 
 TEST_P(QuantizedLiveOnGpu, Resumes) {

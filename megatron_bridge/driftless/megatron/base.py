@@ -36,13 +36,13 @@ def quantized(directory: str | None) -> bool:
     return directory is not None and has_weights(directory) and is_quantized(directory)
 
 
-def needs_host(directory: str | None) -> str | None:
-    """The reason why a trainer that quantizes for this checkpoint must compare its weights with a
-    snapshot in host memory; None: it need not."""
+def needs_whole_tensors(directory: str | None) -> str | None:
+    """The reason why a trainer that quantizes for this checkpoint must gather its tensors; None: it
+    need not."""
     if directory is None or not has_weights(directory) or not has_groups(directory):
         return None
     return (
-        f"{directory} has groups in INT4, which are made in host memory and compared there "
+        f"{directory} has groups in INT4, which ranks divide: source ranks gather them "
         "(--update-weight-snapshot host)"
     )
 

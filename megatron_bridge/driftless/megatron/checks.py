@@ -17,7 +17,7 @@ import driftless
 
 from . import settings as model_settings
 from .arguments import Options, load_config, options_from
-from .base import needs_host
+from .base import needs_whole_tensors
 from .errors import MapError
 from .map_command import read_config
 from .maps import family_of
@@ -67,7 +67,7 @@ def check_options(options: Options) -> None:
     if settings["snapshot"] == "none" and whole_tensors(config):
         raise MapError(f"snapshot: none is not possible: {whole_tensors(config)}")
     if settings["snapshot"] == "none" and settings["quantize.scheme"] != "none":
-        reason = needs_host(options.hf_checkpoint)
+        reason = needs_whole_tensors(options.hf_checkpoint)
         if reason:
             raise MapError(f"snapshot: none is not possible: {reason}")
     _check_directories(options, config)

@@ -73,20 +73,6 @@ class _Bucket:
     sends: dict[int, int] = field(default_factory=dict)  # other holder -> bytes that it sends
 
 
-class HostCopies:
-    """A source whose tensors are copied to host memory."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def tensors(self) -> list[Any]:
-        return self._source.tensors()
-
-    def visit(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
-        for batch in self._source.visit():
-            yield [(number, tensor.cpu()) for number, tensor in batch]
-
-
 class StageExport:
     """One stage's tensors. The source calls tensors(), visit() and finish(); the other holders call
     serve(). All make the same number of calls. Not thread-safe."""

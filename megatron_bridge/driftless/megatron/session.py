@@ -32,7 +32,6 @@ from .arguments import Options, load_config
 from .checks import check_options, hf_config_of, notified_engines, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
-from .export import HostCopies
 from .maps import family_of
 from .model_config import config_of
 from .plan import StagePlan
@@ -90,10 +89,10 @@ class Session:
         self._asked = config.settings()["snapshot"]
         scheme = config.settings()["quantize.scheme"]
         self._quantizes = scheme != "none" and base_checkpoint.quantized(self.options.hf_checkpoint)
-        needs_host = base_checkpoint.needs_host(self.options.hf_checkpoint)
-        self._needs_host = needs_host if self._quantizes else None
+        needs_whole = base_checkpoint.needs_whole_tensors(self.options.hf_checkpoint)
+        self._needs_whole = needs_whole if self._quantizes else None
         device = next(binding.unwrap(self.model[0]).parameters()).device
-        if device.type != "cuda" or self._needs_host:
+        if device.type != "cuda":
             return config
         number = device.index or 0
         more = [f"gpu.device={number}"]
@@ -142,8 +141,8 @@ class Session:
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was requested"
-        if self._needs_host:
-            return self._needs_host
+        if self._needs_whole:
+            return self._needs_whole
         return whole_tensors(self.config) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
@@ -297,8 +296,6 @@ class Session:
         self._report_version(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
-        if self._needs_host:
-            source = HostCopies(source)
         return self._publisher.publish(source, step=self._step)
 
     def _publish_captured(self) -> None:

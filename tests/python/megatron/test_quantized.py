@@ -113,7 +113,7 @@ def test_rollouts_hold_the_output_of_a_converter(work, layout, gathered):
 
 @pytest.mark.long
 def test_source_ranks_gather_for_groups_in_int4(work):
-    """Although the optimizer is known: such a base needs a snapshot."""
+    """Although the optimizer is known: its shards divide groups."""
     base = make_base(work, LAYOUTS["tp2_pp2"], "int4_group")
     versions = follow(work, base, LAYOUTS["tp2_pp2"], scheme="int4_group")
     assert all(v["publishers"] == 2 for v in versions)

@@ -73,7 +73,7 @@ LINES = {
     "whole tensors": (ON + " --update-weight-snapshot none", "validation: snapshot: none is not"),
     "INT4 without a snapshot": (
         ON + HF + "int4 --update-weight-snapshot none --update-weight-config {work}/frames.yaml",
-        "groups in INT4, which are made in host memory and compared there "
+        "groups in INT4, which ranks divide: source ranks gather them "
         "(--update-weight-snapshot host)"),
     "INT4": (ON + HF + "int4 --update-weight-config {work}/frames.yaml", None),
     "a rollout's flag": (ON + " --update-weight-delta-chunk-bytes 65536", "receiver.chunk_size"),

@@ -80,6 +80,18 @@ class StandInGpu final : public PublisherDevice {
     }
     return {};
   }
+  Status quantize_groups(unsigned group, std::span<DeviceGroups> boxes) override {
+    for (std::vector<std::byte>& codes : codes_) std::ranges::fill(codes, std::byte{0xee});
+    if (codes_.size() > 1000) codes_.clear();
+    for (DeviceGroups& box : boxes) {
+      std::byte* const packed = codes_.emplace_back(box.groups * group / 2).data();
+      std::byte* const scales = codes_.emplace_back(box.groups * 2).data();
+      quantizer().groups(group, box.groups, group, group, box.weights, packed, scales);
+      box.packed = packed;
+      box.scales = scales;
+    }
+    return {};
+  }
   Status commit() override { return {}; }
   void abort() override {}
   Status capture(std::span<const TensorPair> pairs, std::uint64_t /*limit*/,

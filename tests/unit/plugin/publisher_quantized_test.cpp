@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishers that turn bfloat16 weights into the codes and scales of a base with FP8 blocks.
+// Publishers that turn bfloat16 weights into the codes and scales of a base with FP8 blocks or INT4
+// groups.
 // However ranks divide the matrices, receivers get what the reference computes from the whole ones.
 #include <gtest/gtest.h>
 
@@ -22,7 +23,14 @@ struct QuantizedWay {
   QuantizeRule rule = QuantizeRule::kLinear;
   bool snapshot = true;
   Encoding encoding = Encoding::kDeltas;
+  unsigned int4_group = 0;
+
+  [[nodiscard]] BaseKind kind() const { return {rule, int4_group}; }
 };
+
+QuantizedWay int4_way(unsigned ranks, Cut cut, bool snapshot, Encoding encoding, unsigned group) {
+  return {ranks, cut, QuantizeRule::kLinear, snapshot, encoding, group};
+}
 
 // Elements [begin, end) of a shard, as boxes of the shard's tensor: the rest of a row, whole rows,
 // the start of a row.
@@ -62,7 +70,7 @@ std::vector<TensorBox> boxes_of(Cut cut, const TensorBox& all, unsigned rank, un
 class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
  protected:
   QuantizedPublisher() {
-    const auto [ranks, cut, rule, snapshot, encoding] = GetParam();
+    const auto [ranks, cut, rule, snapshot, encoding, int4_group] = GetParam();
     Trainer::offer_as([ranks, cut](const Weights& weights, unsigned rank) {
       MemorySource source({}, 2);
       for (const auto& [name, tensor] : weights) {
@@ -89,11 +97,12 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
 
   // Makes a base by this rule.
   void make_base(QuantizeRule rule, std::size_t odd_codes = 0) {
-    base_ = quantized(weights_, rule);
+    const BaseKind kind{rule, GetParam().int4_group};
+    base_ = kind.made_of(weights_);
     for (std::size_t i = 0; i < odd_codes; ++i) {
-      base_.at("m.a.weight").bytes[i * 137] ^= std::byte{1};
+      base_.at(kind.codes("m.d.weight")).bytes[i * 137] ^= std::byte{1};
     }
-    write_fp8_base(options_.base_checkpoint, base_, rule);
+    write_base(options_.base_checkpoint, base_, kind);
   }
   void open() {
     trainer_.reset();
@@ -108,11 +117,14 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
       ASSERT_EQ(rollout_->follow().to_string(), "ok");
     }
   }
+  void heals_from_an_unseen_write(std::uint64_t sweep_every);
+  [[nodiscard]] static Weights made_of(const Weights& weights) {
+    return GetParam().kind().made_of(weights);
+  }
   void expect_published(const Weights& weights) {
     expect_ok(trainer_->publish(weights));
     follow();
-    const Weights expected = quantized(weights, GetParam().rule);
-    EXPECT_TRUE(rollout_->holds(expected));
+    EXPECT_TRUE(rollout_->holds(made_of(weights)));
     EXPECT_EQ(rollout_->state().digest, trainer_->rank(0).digest());
   }
 
@@ -137,7 +149,13 @@ INSTANTIATE_TEST_SUITE_P(
         QuantizedWay{3, Cut::kColumns, QuantizeRule::kLinear, false, Encoding::kIndices},
         QuantizedWay{4, Cut::kBoth, QuantizeRule::kUe8m0, false},
         QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinear, false, Encoding::kDeltasZstd},
-        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kLinear, false}));
+        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kLinear, false},
+        int4_way(1, Cut::kWhole, true, Encoding::kDeltas, 32),
+        int4_way(2, Cut::kRows, true, Encoding::kDeltasZstd, 128),
+        int4_way(2, Cut::kColumns, true, Encoding::kIndices, 32),
+        int4_way(1, Cut::kWhole, false, Encoding::kDeltas, 32),
+        int4_way(3, Cut::kRows, false, Encoding::kIndices, 128),
+        int4_way(2, Cut::kColumns, false, Encoding::kDeltasZstd, 32)));
 
 TEST_P(QuantizedPublisher, PublishesWhatOneRankWould) {
   make_base(GetParam().rule);
@@ -204,12 +222,13 @@ TEST_P(QuantizedPublisher, SendsAllOfAVersionThatIsDense) {
   expect_published(stepped(bf16_matrices(8), 4));
   Rollout late(hub_, std::nullopt);
   EXPECT_EQ(late.follow().to_string(), "ok");
-  EXPECT_TRUE(late.holds(quantized(stepped(bf16_matrices(8), 4), GetParam().rule)));
+  EXPECT_TRUE(late.holds(made_of(stepped(bf16_matrices(8), 4))));
 }
 
 // If many scales change, one note names the tensors.
 TEST_P(QuantizedPublisher, NamesTensorsOfWhichManyScalesChange) {
   if (GetParam().cut != Cut::kWhole) GTEST_SKIP() << "a rank has too few blocks of these matrices";
+  if (GetParam().int4_group > 0) GTEST_SKIP() << "in INT4 scales change often";
   make_base(GetParam().rule);
   open();
   const auto notes = [&] {
@@ -247,13 +266,13 @@ TEST_P(QuantizedPublisher, FindsWhatWasNotCaptured) {
   expect_ok(trainer_->publish_live());
   EXPECT_EQ(trainer_->report().live.resent_tensors, 0U);
   follow();
-  EXPECT_TRUE(rollout_->holds(quantized(weights, GetParam().rule)));
+  EXPECT_TRUE(rollout_->holds(made_of(weights)));
   for (std::uint64_t step = 4; step < 7; ++step) {
     weights = stepped(weights, step);
     trainer_->step(weights, "m.d.weight");
     expect_ok(trainer_->publish_live());
     follow();
-    EXPECT_TRUE(rollout_->holds(quantized(weights, GetParam().rule))) << step;
+    EXPECT_TRUE(rollout_->holds(made_of(weights))) << step;
   }
 }
 
@@ -271,7 +290,7 @@ TEST_P(QuantizedPublisher, FindsWhatWasNotCapturedAndChangesNoCode) {
     });
   };
   EXPECT_FALSE(is_noted());
-  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().rule);
+  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().kind());
   trainer_->step(weights, "m.d.weight");
   expect_ok(trainer_->publish_live());
   EXPECT_TRUE(is_noted()) << ::testing::PrintToString(trainer_->report().notes);
@@ -290,7 +309,7 @@ TEST_P(QuantizedPublisher, WithoutASweepNamesWhenWeightsMayHaveBeenWritten) {
   make_base(GetParam().rule);
   open();
   expect_published(weights_);
-  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().rule);
+  Weights weights = changed_below_codes(weights_, "m.d.weight", GetParam().kind());
   trainer_->step(weights, "m.d.weight");
   expect_ok(trainer_->publish_live());
   bf16_weight(weights.at("m.d.weight"), 300) = 0x3f00;
@@ -304,6 +323,45 @@ TEST_P(QuantizedPublisher, WithoutASweepNamesWhenWeightsMayHaveBeenWritten) {
   EXPECT_TRUE(named);
   expect_published(weights);
 }
+
+// Between two sweeps a weight is written without capture(), and then again with it. In FP8 the
+// version of the second write has a digest that no receiver reaches. Receivers refuse it, name the
+// cause and ask for an anchor; the publisher finds the tensor when it makes the anchor or when it
+// sweeps, and sends it. INT4 reads the weights, so no such version is published.
+void QuantizedPublisher::heals_from_an_unseen_write(std::uint64_t sweep_every) {
+  if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
+  options_.sweep_every = sweep_every;
+  Weights weights = weights_;
+  std::uint16_t& weight = bf16_weight(weights.at("m.d.weight"), 300);
+  weight = 0x3c00;
+  make_base(GetParam().rule);
+  open();
+  expect_published(weights);
+  weight = 0x3c80;
+  trainer_->step(weights, "m.d.weight");
+  weight = 0x3d00;
+  trainer_->step(weights);
+  const bool published =
+      std::ranges::all_of(trainer_->publish_live(), [](const Status& each) { return each.ok(); });
+  EXPECT_EQ(published, GetParam().int4_group == 0);
+  if (published) {
+    const Status refused = rollout_->follow();
+    EXPECT_EQ(refused.code(), StatusCode::kMismatch);
+    EXPECT_NE(refused.message().find("without capture() between two sweeps"), std::string::npos)
+        << refused.to_string();
+  }
+  for (int version = 0; version < 5; ++version) {
+    weights = stepped(weights, 2);
+    trainer_->step(weights);
+    expect_ok(trainer_->publish_live());
+    for (int look = 0; look < 3; ++look) static_cast<void>(rollout_->follow());
+  }
+  EXPECT_EQ(rollout_->state().id.version, trainer_->report().version);
+  EXPECT_TRUE(rollout_->holds(made_of(weights)));
+}
+
+TEST_P(QuantizedPublisher, HealsFromAnUnseenWriteAtTheNextSweep) { heals_from_an_unseen_write(4); }
+TEST_P(QuantizedPublisher, HealsFromAnUnseenWriteWithoutSweeps) { heals_from_an_unseen_write(0); }
 
 // A change that is changed back, and a version that failed, leave nothing behind.
 TEST_P(QuantizedPublisher, DropsWhatIsAsItWas) {
@@ -322,7 +380,7 @@ TEST_P(QuantizedPublisher, DropsWhatIsAsItWas) {
   trainer_->step(stepped(weights_, 7));
   expect_ok(trainer_->publish_live());
   follow();
-  EXPECT_TRUE(rollout_->holds(quantized(stepped(weights_, 7), GetParam().rule)));
+  EXPECT_TRUE(rollout_->holds(made_of(stepped(weights_, 7))));
 }
 
 }  // namespace
