@@ -127,10 +127,14 @@ driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
 # For wheels: links the libraries below statically, so that wheels run without them, and the standard
 # library, too (not libgcc_s: exceptions need a single one per process). MPI and HDF5 are loaded on
-# demand.
-option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
+# demand. Our own code is in a wheel once, in a library that the others share
+# (plugin/job/on_demand/shared_code.cmake).
+option(DRIFTLESS_STATIC "Link static libraries, where there are any, and share our own code" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
+  set(CMAKE_CXX_VISIBILITY_PRESET default)
+  target_compile_options(driftless_compile_options INTERFACE
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,${gnu}>:-fno-semantic-interposition;-fno-gnu-unique>")
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
   # Debian 12's libstdc++ gets random numbers from a function of glibc 2.36; this uses one of 2.25.
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/arc4random.cpp CONTENT [[
