@@ -132,9 +132,6 @@ driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 option(DRIFTLESS_STATIC "Link static libraries, where there are any, and share our own code" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
-  set(CMAKE_CXX_VISIBILITY_PRESET default)
-  target_compile_options(driftless_compile_options INTERFACE
-    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,${gnu}>:-fno-semantic-interposition;-fno-gnu-unique>")
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
   # Debian 12's libstdc++ gets random numbers from a function of glibc 2.36; this uses one of 2.25.
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/arc4random.cpp CONTENT [[
