@@ -127,8 +127,9 @@ driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
 # For wheels: links the libraries below statically, so that wheels run without them, and the standard
 # library, too (not libgcc_s: exceptions need a single one per process). MPI and HDF5 are loaded on
-# demand.
-option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
+# demand. Our own code is in a wheel once, in a library that the others share
+# (plugin/job/on_demand/shared_code.cmake).
+option(DRIFTLESS_STATIC "Link static libraries, where there are any, and share our own code" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)

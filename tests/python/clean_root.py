@@ -4,6 +4,7 @@ see no process and no file of this machine."""
 
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -81,11 +82,12 @@ def made_once():
 
 
 def of_processor(machine, python, work):
-    """A root for one test, of another processor, with this Python; skips the test if the kernel
-    does not start qemu for that processor's programs."""
+    """A root for one test, of this or another processor, with this Python; skips the test if the
+    kernel does not start qemu for another processor's programs."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a root of its own needs root and debootstrap")
-    if not Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}").exists():
+    runs_here = machine == platform.machine()
+    if not runs_here and not Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}").exists():
         pytest.skip(f"programs for {machine} do not run here: install qemu-user-static")
     if python not in PYTHONS:
         pytest.skip(f"no Debian has Python {python}")

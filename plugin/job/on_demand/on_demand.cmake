@@ -14,12 +14,14 @@ set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
 
 # The table for programs that load libraries on demand: links no optional library.
 driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE OPENSSL HTTPLIB CUDA)
+driftless_make_shared_code()
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
 function(driftless_loaded_library name output source)
   add_library(${name} MODULE ${on_demand}/${source})
   set_target_properties(${name} PROPERTIES
     OUTPUT_NAME ${output} LIBRARY_OUTPUT_DIRECTORY ${DRIFTLESS_LOADED_DIRECTORY})
+  driftless_shares_code(${name})
   target_link_libraries(${name} PRIVATE ${ARGN} driftless_compile_options)
   # Like the libraries that load it, it exports nothing to the rest of the process. The nccl road's MPI
   # part is in the library of MPI.
@@ -45,13 +47,13 @@ if(DRIFTLESS_HAS_HDF5)
                            driftless_hdf5_roads)
 endif()
 # Object stores and NCCL need no MPI; under mpirun a job finds them in the library of MPI.
-if(DRIFTLESS_HAS_OBJECT_STORE)
+if(DRIFTLESS_HAS_OBJECT_STORE AND NOT OBJECT_STORE IN_LIST DRIFTLESS_WITHIN)
   driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL OPENSSL HTTPLIB CUDA)
   driftless_loaded_library(driftless_object_store_road_library driftless_object_store_roads
                            road_library.cpp driftless_object_store_roads)
 endif()
 # The same holds for the peer road, which needs libcrypto.
-if(DRIFTLESS_HAS_OPENSSL)
+if(DRIFTLESS_HAS_OPENSSL AND NOT OPENSSL IN_LIST DRIFTLESS_WITHIN)
   driftless_road_table(driftless_peer_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB CUDA)
   driftless_loaded_library(driftless_peer_road_library driftless_peer_roads road_library.cpp
                            driftless_peer_roads)
@@ -75,7 +77,7 @@ if(DRIFTLESS_HAS_NCCL AND EXISTS ${NCCL_INCLUDE_DIR}/../lib/libnccl.so.2)
   endforeach()
 endif()
 # The status server, with cpp-httplib.
-if(DRIFTLESS_HAS_HTTPLIB)
+if(DRIFTLESS_HAS_HTTPLIB AND NOT HTTPLIB IN_LIST DRIFTLESS_WITHIN)
   driftless_loaded_library(driftless_monitor_library driftless_monitor monitor_library.cpp
                            driftless_monitor)
 endif()
