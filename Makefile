@@ -146,4 +146,4 @@ release:
 	@scripts/release.py
 
 clean:
-	rm -rf build build-package build-debug build-asan build-tsan build-fuzz build-lint build-lint.log build-wheel-*
+	rm -rf build build-package build-debug build-asan build-tsan build-fuzz build-lint build-lint.log build-python3.12 build-wheel-*

@@ -24,7 +24,7 @@ sys.path[:0] = [str(REPOSITORY / "tests/python/megatron"), str(REPOSITORY / "tes
 import jobs  # noqa: E402
 import megatron_jobs  # noqa: E402
 import tiny_config  # noqa: E402
-from jobs import wait_for  # noqa: E402
+from jobs import PATIENCE_S, wait_for  # noqa: E402
 
 STEPS, DENSE = 10, [4, 8]
 # Large enough, and steps too, that what a receiver reads beside the blocks and their tables (the
@@ -99,7 +99,7 @@ class Follower:
     def __init__(self, place, name, engine):
         self.place, self.engine = place / f"peer_{name}", engine
         spec, carrier, layout = SPECS[name]
-        self.job = new_job(self.place, layout, steps=STEPS, patience_s=120, dense_at=DENSE, lr=RATE)
+        self.job = new_job(self.place, layout, steps=STEPS, patience_s=PATIENCE_S, dense_at=DENSE, lr=RATE)
         self.job.over_peer(
             "--update-weight-wait", "--update-weight-buffer-size", "1048576",
             settings=f", peer: {{ carrier: {carrier}, farewell: 2s }}", rollouts=(name,),
@@ -138,7 +138,7 @@ class Follower:
     def take(self, number):
         """The engine is at the version, bit for bit; the trainer goes on."""
         wait_for(lambda: self.taken(number) or self.trainer.poll() is not None, "a version")
-        assert self.taken(number), megatron_jobs.shown(jobs.finish(self.trainer, 10))
+        assert self.taken(number), self.shown()
         self.agent.wait_for(self.engine, number)
         path = self.version(number)
         model = SimpleNamespace(checkpoint=lambda version: path)
@@ -148,6 +148,11 @@ class Follower:
 
     def taken(self, number):
         return number in self.agent.taken(self.engine.url)
+
+    def shown(self):
+        """The ends of what the trainer, which waited in vain, the agent and the engine wrote."""
+        trainer = megatron_jobs.shown(jobs.finish(self.trainer, 10))
+        return f"{trainer}\nagent:\n{self.agent.tail()}\nengine:\n{self.engine.tail()}"
 
     def records(self):
         lines = self.workers.read_text().splitlines(keepends=True)

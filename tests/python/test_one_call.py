@@ -176,9 +176,10 @@ def test_a_file_is_a_configuration(work):
         config_of(work / "absent.yaml")
 
 
-def test_the_long_import_stays_short():
-    """The two calls import neither torch nor numpy."""
-    code = "import sys, driftless; assert not {'torch', 'numpy'} & set(sys.modules); driftless.publish"
+@pytest.mark.parametrize("package", ["driftless", "driftless.megatron"])
+def test_the_long_import_stays_short(package):
+    """Neither the two calls nor Megatron's flags import torch or numpy."""
+    code = f"import sys, {package}; assert not {{'torch', 'numpy'}} & set(sys.modules); driftless.publish"
     env = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 

@@ -392,7 +392,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     local = flag("update_weight_local_checkpoint_dir")
     settings = {
         "mode": mode,
-        **TRANSPORTS.get(transport, {}),
+        **TRANSPORTS.get(transport or "", {}),
         "hub.address": flag("update_weight_hub_address"),
         "hub.token_file": flag("update_weight_token_file"),
         "road.peer.fallback": "shared_fs" if transport == "peer" and disk else None,

@@ -15,14 +15,15 @@ import shutil
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import driftless
 
 from ..sharded import Boxes, CheckpointShards, OfferedBoxes, has_groups, is_quantized
 from .errors import SyncError
+
+if TYPE_CHECKING:  # torch is imported late: flags are checked without it
+    import torch
 
 INDEX = "model.safetensors.index.json"
 
@@ -102,6 +103,8 @@ class StageFile:
 
     def write(self, source: Any) -> None:
         """[each rank that has weights of the stage] Writes the source's tensors at their places."""
+        import torch
+
         specs = source.tensors()
         boxes = source.boxes() if hasattr(source, "boxes") else [None] * len(specs)
         descriptor = os.open(self.path, os.O_WRONLY)
@@ -118,6 +121,8 @@ class StageFile:
         self, descriptor: int, spec: driftless.TensorSpec, tensor: torch.Tensor, box: Any
     ) -> None:
         """Writes a box: at once if it is contiguous in the file, too, otherwise row by row."""
+        import torch
+
         size = tensor.element_size()
         offset = box[0] if box else [0] * tensor.dim()
         first = sum(at * prod(spec.shape[n + 1 :]) for n, at in enumerate(offset))

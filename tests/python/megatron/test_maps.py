@@ -8,13 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+import binding
+import tiny_config
 from megatron_jobs import PACKAGE
 
-import tiny_config
+binding.driftless()  # skips if there is none
 
-sys.path.insert(0, str(PACKAGE))
-megatron = pytest.importorskip("driftless.megatron", reason="the Python module is not built")
-
+from driftless import megatron  # noqa: E402
 from driftless.megatron import blocks  # noqa: E402
 from driftless.megatron import plan as planning  # noqa: E402
 from driftless.megatron import regions  # noqa: E402
