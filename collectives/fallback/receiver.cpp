@@ -142,8 +142,8 @@ class Receiver final : public ReceiveRoad {
     return true;
   }
 
-  // Whether this receiver follows the run on the second road. If it is another run than the one that
-  // it follows, or if it follows none yet, the first road's announcement decides.
+  // Whether this receiver follows the run on the second road. If it is another run than the one
+  // that it follows, or if it follows none yet, the first road's announcement decides.
   bool is_ours(std::string_view announcement) {
     const AnnouncedRun there = state_->read(announcement);
     const bool other_job = state_->is_of_another_job(there);
@@ -157,10 +157,10 @@ class Receiver final : public ReceiveRoad {
       }
     }
     const bool known = !stranger_.ok();
-    stranger_ = error(StatusCode::kWrongRun, state_->roads.name, " holds run ", there.run,
-                      other_job ? " of another job" : concat(", and this rollout follows ", run_),
-                      ": it is not followed; set another ", state_->roads.place_key,
-                      " for one of the two");
+    stranger_ =
+        error(StatusCode::kWrongRun, state_->roads.name, " holds run ", there.run,
+              other_job ? " of another job" : concat(", and this rollout follows ", run_),
+              ": it is not followed; set another ", state_->roads.place_key, " for one of the two");
     if (!known && state_->roads.log) {
       state_->roads.log(concat(state_->roads.label, " ", stranger_.message()));
     }
@@ -178,8 +178,8 @@ class Receiver final : public ReceiveRoad {
                   "jobs share it or hub.address, another one for each");
   }
 
-  // `waited`, or kWrongRun if the first road has another run by now: then no further version of this
-  // one is to be expected.
+  // `waited`, or kWrongRun if the first road has another run by now: then no further version of
+  // this one is to be expected.
   [[nodiscard]] Status look_back(Status waited) {
     if (first_ == nullptr || run_.empty() || !next_look_back_.expired()) return waited;
     const auto begin = Deadline::Clock::now();

@@ -209,9 +209,8 @@ Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
     trouble = made.status();
     if (made.ok()) first = std::move(*made);
   }
-  return std::unique_ptr<SendRoad>(
-      std::make_unique<Sender>(std::move(state), std::move(first), std::move(trouble),
-                               std::move(second), std::move(job)));
+  return std::unique_ptr<SendRoad>(std::make_unique<Sender>(
+      std::move(state), std::move(first), std::move(trouble), std::move(second), std::move(job)));
 }
 
 }  // namespace driftless::fallback

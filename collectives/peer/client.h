@@ -24,8 +24,8 @@ class Client {
   [[nodiscard]] bool closed() const { return closed_; }
   // Whether the leader did not answer the last request.
   [[nodiscard]] bool silent() const { return silent_; }
-  // Whether that was less than a second ago. Each request to a stopped leader leaves a connection in
-  // its queue, so requests that can wait are not made then.
+  // Whether that was less than a second ago. Each request to a stopped leader leaves a connection
+  // in its queue, so requests that can wait are not made then.
   [[nodiscard]] bool rests();
 
  private:

@@ -17,9 +17,7 @@ using std::chrono::milliseconds;
 // request. Then only a report waits for longer.
 constexpr milliseconds kEndTime{1'000}, kSilentTime{100};
 
-milliseconds time_to_look(const Client& client) {
-  return client.silent() ? kSilentTime : kEndTime;
-}
+milliseconds time_to_look(const Client& client) { return client.silent() ? kSilentTime : kEndTime; }
 
 class Receiver final : public ReceiveRoad {
  public:

@@ -42,16 +42,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool inside = word < words;
   uint4 eight{0, 0, 0, 0};
   if (inside) eight = read_eight(weights + word * kInt4InWord, aligned);
-  std::uint32_t sizes =
-      larger_of_two(larger_of_two(sizes_of_two(eight.x), sizes_of_two(eight.y)),
-                    larger_of_two(sizes_of_two(eight.z), sizes_of_two(eight.w)));
+  std::uint32_t sizes = larger_of_two(larger_of_two(sizes_of_two(eight.x), sizes_of_two(eight.y)),
+                                      larger_of_two(sizes_of_two(eight.z), sizes_of_two(eight.w)));
   for (unsigned step = kWords / 2; step != 0; step /= 2) {
     sizes = larger_of_two(sizes, __shfl_xor_sync(~0U, sizes, step));
   }
   if (!inside) return;
   const float least = 1e-5F;
-  const float wanted =
-      __fmul_rn(__uint_as_float(f32_of_bf16(larger_half(sizes))), 1.0F / 7.0F);
+  const float wanted = __fmul_rn(__uint_as_float(f32_of_bf16(larger_half(sizes))), 1.0F / 7.0F);
   const float scale = wanted < least ? least : wanted;
   packed[word] = two_codes(eight.x, scale) | two_codes(eight.y, scale) << 8 |
                  two_codes(eight.z, scale) << 16 | two_codes(eight.w, scale) << 24;

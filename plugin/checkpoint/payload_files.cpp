@@ -31,9 +31,7 @@ class BucketsByType {
 class FlushFiles final : public PayloadFiles {
  public:
   FlushFiles(const WeightLayout& layout, PayloadFileOptions options)
-      : layout_(layout),
-        options_(std::move(options)),
-        buckets_(layout, options_.frame.encoding) {}
+      : layout_(layout), options_(std::move(options)), buckets_(layout, options_.frame.encoding) {}
 
   Status add(const DiffPiece& piece) override {
     BucketBuilder& bucket = buckets_.of(piece.delta);

@@ -94,7 +94,7 @@ enum BytesKind : unsigned char { kFull, kDelta, kWire, kNeeded, kBytesKinds };
 constexpr std::array<const char*, kBytesKinds> kBytesKindNames{"full", "delta", "wire", "needed"};
 
 // The metrics of one engine or receiver.
-struct Follower {
+struct Series {
   Gauge* version = nullptr;
   Gauge* lag = nullptr;
   Gauge* proven = nullptr;
@@ -110,11 +110,11 @@ struct Follower {
 };
 
 // All engines, or all receivers, labelled by name.
-class Followers {
+class SeriesByName {
  public:
   // `pauses` may be null.
-  Followers(prometheus::Registry& registry, const std::string& kind, const std::string& label,
-            Family<Histogram>* pauses)
+  SeriesByName(prometheus::Registry& registry, const std::string& kind, const std::string& label,
+               Family<Histogram>* pauses)
       : label_(label),
         version_(gauges(registry, "driftless_" + kind + "_version", "The version that it holds")),
         lag_(gauges(registry, "driftless_" + kind + "_lag",
@@ -130,28 +130,28 @@ class Followers {
   // replace the oldest. Null if every series has a record of the update `turn`. `clean` makes a
   // label of a name. It changes no label, so a name that is a label need not be cleaned.
   template <typename Clean>
-  Follower* at(std::string_view name, std::uint64_t turn, const Clean& clean) {
-    auto found = followers_.find(name);
-    if (found == followers_.end()) {
+  Series* at(std::string_view name, std::uint64_t turn, const Clean& clean) {
+    auto found = series_.find(name);
+    if (found == series_.end()) {
       std::string label = clean(name);
-      found = followers_.find(label);
-      if (found == followers_.end()) {
-        if (followers_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) {
+      found = series_.find(label);
+      if (found == series_.end()) {
+        if (series_.size() >= PrometheusMetrics::kMostSeries && !drop_oldest(turn)) {
           return nullptr;
         }
-        Follower made = make(label);
-        found = followers_.emplace(std::move(label), made).first;
+        Series made = make(label);
+        found = series_.emplace(std::move(label), made).first;
       }
     }
     found->second.turn = turn;
     return &found->second;
   }
   void set_lags(std::uint64_t newest) const {
-    for (const auto& [name, follower] : followers_) follower.set(newest);
+    for (const auto& [name, series] : series_) series.set(newest);
   }
   // Removes those that have had no record since the update `turn`.
   void keep_since(std::uint64_t turn) {
-    for (auto each = followers_.begin(); each != followers_.end();) {
+    for (auto each = series_.begin(); each != series_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);
     }
   }
@@ -163,27 +163,27 @@ class Followers {
       return std::hash<std::string_view>()(name);
     }
   };
-  using Map = std::unordered_map<std::string, Follower, HashName, std::equal_to<>>;
+  using Map = std::unordered_map<std::string, Series, HashName, std::equal_to<>>;
 
-  Follower make(const std::string& label) {
+  Series make(const std::string& label) {
     const prometheus::Labels labels{{label_, label}};
-    Follower made{&version_.Add(labels), &lag_.Add(labels), &proven_.Add(labels)};
+    Series made{&version_.Add(labels), &lag_.Add(labels), &proven_.Add(labels)};
     if (pauses_ != nullptr) made.pause = &pauses_->Add(labels, pause_bounds());
     if (reachable_ != nullptr) made.reachable = &reachable_->Add(labels);
     return made;
   }
   Map::iterator remove(Map::iterator each) {
-    const Follower& gone = each->second;
+    const Series& gone = each->second;
     version_.Remove(gone.version);
     lag_.Remove(gone.lag);
     proven_.Remove(gone.proven);
     if (pauses_ != nullptr) pauses_->Remove(gone.pause);
     if (reachable_ != nullptr) reachable_->Remove(gone.reachable);
-    return followers_.erase(each);
+    return series_.erase(each);
   }
   bool drop_oldest(std::uint64_t turn) {
     const auto oldest =
-        std::ranges::min_element(followers_, {}, [](const auto& each) { return each.second.turn; });
+        std::ranges::min_element(series_, {}, [](const auto& each) { return each.second.turn; });
     if (oldest->second.turn == turn) return false;
     remove(oldest);
     return true;
@@ -193,7 +193,7 @@ class Followers {
   Family<Gauge>&version_, &lag_, &proven_;
   Family<Histogram>* pauses_;
   Family<Gauge>* reachable_;
-  Map followers_;
+  Map series_;
 };
 
 class Metrics final : public PrometheusMetrics {
@@ -313,7 +313,7 @@ class Metrics final : public PrometheusMetrics {
   void take(const EngineRecord& record) {
     note(record.run, record.goal);
     count(record.status);
-    Follower* const engine = engines_.at(record.engine, ++turn_, engine_label);
+    Series* const engine = engines_.at(record.engine, ++turn_, engine_label);
     if (engine == nullptr) return;
     engine->held = record.version;
     engine->set(newest_);
@@ -329,7 +329,7 @@ class Metrics final : public PrometheusMetrics {
     std::size_t unlisted = 0;
     for (const RolloutRecord& record : rollouts) {
       if (record.left || record.idle) continue;
-      Follower* const rollout = rollouts_.at(record.id, turn_, label_value);
+      Series* const rollout = rollouts_.at(record.id, turn_, label_value);
       if (rollout == nullptr) {
         ++unlisted;
         continue;
@@ -378,13 +378,13 @@ class Metrics final : public PrometheusMetrics {
       histograms(registry_, "driftless_stage_seconds",
                  "Time that a stage of a version, or of an engine's update, took");
   std::array<Histogram*, kStages> stages_{};  // created when first observed
-  Followers engines_{registry_, "engine", "engine",
-                     &histograms(registry_, "driftless_engine_pause_seconds",
-                                 "Time from the call that pauses an engine to its answer")};
+  SeriesByName engines_{registry_, "engine", "engine",
+                        &histograms(registry_, "driftless_engine_pause_seconds",
+                                    "Time from the call that pauses an engine to its answer")};
   Gauge& unlisted_ = gauges(registry_, "driftless_unlisted_rollouts",
                             "Receivers past the first 1,024, which have no metrics")
                          .Add({});
-  Followers rollouts_{registry_, "rollout", "id", nullptr};
+  SeriesByName rollouts_{registry_, "rollout", "id", nullptr};
 };
 
 }  // namespace

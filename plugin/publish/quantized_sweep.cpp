@@ -65,8 +65,8 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
     }
     DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), codes, memory));
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], scales,
-                                  matrix.group > 0 ? memory : MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(
+        add(numbers_[*matrix.scales], scales, matrix.group > 0 ? memory : MemoryKind::kHost));
     if (!matrix.shape) continue;
     DRIFTLESS_RETURN_IF_ERROR(
         add(numbers_[*matrix.shape], matrix.shape_bytes.data(), MemoryKind::kHost));

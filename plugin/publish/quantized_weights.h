@@ -202,9 +202,9 @@ class QuantizedBase final : public WeightSource {
   std::vector<std::string> left_;
 };
 
-// Offers the trainer's weights, quantized in visit() where they lie; scales of FP8 blocks are offered
-// in host memory. Holds kBatchBytes of codes and scales (kDeviceBytes of codes on a GPU), or those
-// of one box if they are larger.
+// Offers the trainer's weights, quantized in visit() where they lie; scales of FP8 blocks are
+// offered in host memory. Holds kBatchBytes of codes and scales (kDeviceBytes of codes on a GPU),
+// or those of one box if they are larger.
 class QuantizingSource final : public WeightSource {
  public:
   QuantizingSource(const QuantizedWeights& weights, WeightSource& trainer)

@@ -194,11 +194,11 @@ class VersionFetcher {
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
-  std::shared_ptr<KeptMemory> memory_;  // for copies of parts, and inflated bytes
-  Waiting waiting_;                     // for a newer version
-  Deadline next_look_;                  // when check_run() reads the road again
+  std::shared_ptr<KeptMemory> memory_;   // for copies of parts, and inflated bytes
+  Waiting waiting_;                      // for a newer version
+  Deadline next_look_;                   // when check_run() reads the road again
   std::optional<Deadline> reads_until_;  // end_reads_by()
-  bool damaged_ = false;                // the last fetch() gave up on something damaged
+  bool damaged_ = false;                 // the last fetch() gave up on something damaged
 };
 
 }  // namespace driftless

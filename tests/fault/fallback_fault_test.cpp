@@ -228,7 +228,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     std::shared_ptr<bool> reached = std::make_shared<bool>(true);  // the first road
     std::shared_ptr<std::string> run_of_first = std::make_shared<std::string>();
     unsigned leaves = 0;  // calls to the first road
-    unsigned looks = 0;  // at the announcement on the second road
+    unsigned looks = 0;   // at the announcement on the second road
     std::vector<std::string> lines;
     OpenRoad open;
     std::unique_ptr<ReceiveRoad> road;
@@ -258,9 +258,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       rollout->lines.emplace_back(line);
     };
     roads.first->receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
-      return std::unique_ptr<ReceiveRoad>(
-          std::make_unique<Reach>(hub_->receiver(), rollout->reached, rollout->run_of_first,
-                                  rollout->leaves));
+      return std::unique_ptr<ReceiveRoad>(std::make_unique<Reach>(
+          hub_->receiver(), rollout->reached, rollout->run_of_first, rollout->leaves));
     };
     roads.second.receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
       DRIFTLESS_ASSIGN_OR_RETURN(auto files, make_shared_fs_receiver(posix_file_system(), files_));

@@ -389,8 +389,8 @@ void quantize_groups(unsigned group, std::uint64_t rows, std::uint64_t columns,
   if (units == 0) return;
   const DeviceBytes from = place(weights, units * 2, 2);
   const DeviceBytes codes(units / 2), made_scales(groups * 2);
-  must(cuda::quantize_groups(group, groups, from.data(), codes.data(), made_scales.data(),
-                             nullptr));
+  must(
+      cuda::quantize_groups(group, groups, from.data(), codes.data(), made_scales.data(), nullptr));
   must(cudaDeviceSynchronize());
   EXPECT_TRUE(from.intact() && codes.intact() && made_scales.intact());
   must(cudaMemcpy(packed, codes.data(), units / 2, cudaMemcpyDeviceToHost));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in bfloat16, and the base with FP8 blocks or INT4 groups that the reference makes of them.
+// Weights in bfloat16, and the base with FP8 blocks or INT4 groups that the reference makes of
+// them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trainer that does not answer ends a rollout after deadlines.connect, however long one report may
-// take otherwise.
+// A trainer that does not answer ends a rollout after deadlines.connect, however long one report
+// may take otherwise.
 #include <gtest/gtest.h>
 
 #include "plugin/receive/run_end.h"
