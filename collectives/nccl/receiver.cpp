@@ -177,7 +177,7 @@ class Receiver final : public ReceiveRoad {
     while (!closed_ && !deadline.expired()) {
       const auto there = [&] { return link_ != nullptr || closed_; };
       if (!wait_visibly(waiting, changed_, lock, deadline, there, whom) || closed_) continue;
-      const std::shared_ptr<Link> link = link_;
+      const std::shared_ptr<hub::Link> link = link_;
       const std::uint64_t request = ++requests_;
       message.request = request;
       replies_[request] = std::nullopt;
@@ -216,7 +216,7 @@ class Receiver final : public ReceiveRoad {
 
   void look_for_the_leader() {
     const Deadline slice = Deadline::after(kConnectSlice);
-    Result<std::unique_ptr<Link>> made = connector_(slice);
+    Result<std::unique_ptr<hub::Link>> made = connector_(slice);
     if (made.ok()) {
       const Message hello{.kind = MessageKind::kHello};
       if ((*made)->send(to_bytes(hello), slice).ok()) {
@@ -453,7 +453,7 @@ class Receiver final : public ReceiveRoad {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_ptr<Link> link_;  // null without a link; only the thread sets it
+  std::shared_ptr<hub::Link> link_;  // null without a link; only the thread sets it
   std::string missed_;          // why the last attempt to connect failed
   std::optional<std::string> run_info_;
   std::uint64_t session_ = 0;  // of the leader
