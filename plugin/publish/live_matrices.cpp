@@ -70,7 +70,7 @@ struct CodedGroup {
 };
 
 template <typename Unit>
-void add_unit(std::uint64_t at, Unit before, Unit now, UnitChanges& changes) {
+void add_unit(std::uint64_t at, Unit before, Unit now, BoxChanges& changes) {
   if (before == now) return;
   const auto put = [](Unit unit, std::vector<std::byte>& to) {
     const auto* const bytes = reinterpret_cast<const std::byte*>(&unit);
@@ -293,8 +293,8 @@ std::vector<CodeChange> LiveMatrices::code_changes(std::size_t number,
   return changes;
 }
 
-Status LiveMatrices::group_changes(std::size_t number, UnitChanges& packed,
-                                   UnitChanges& scales) const {
+Status LiveMatrices::group_changes(std::size_t number, BoxChanges& packed,
+                                   BoxChanges& scales) const {
   const unsigned group = weights_.matrices()[number].group, words = group / kInt4InWord;
   const std::vector<WeightChange>& changes = blocks_[number].changes;
   std::vector<std::byte> held;

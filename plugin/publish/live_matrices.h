@@ -33,7 +33,7 @@ struct CodeChange {
 };
 
 // Units of a box that changed, ascending, and their values.
-struct UnitChanges {
+struct BoxChanges {
   std::vector<std::uint64_t> at;
   std::vector<std::byte> before, now;
 };
@@ -97,8 +97,8 @@ class LiveMatrices {
                                                      const Rows& rows) const;
   // INT4: the changes of packed codes (int32) and of scales (bfloat16). For weights on a GPU, one
   // thread at a time.
-  [[nodiscard]] Status group_changes(std::size_t matrix, UnitChanges& packed,
-                                     UnitChanges& scales) const;
+  [[nodiscard]] Status group_changes(std::size_t matrix, BoxChanges& packed,
+                                     BoxChanges& scales) const;
   void commit();
 
  private:

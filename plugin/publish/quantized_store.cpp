@@ -49,7 +49,7 @@ void add_codes(std::uint32_t number, std::span<const CodeChange> changes, Change
 }
 
 // `width`: bytes of a unit.
-void add_units(std::uint32_t number, unsigned width, const UnitChanges& changes,
+void add_units(std::uint32_t number, unsigned width, const BoxChanges& changes,
                ChangeStore& store) {
   const std::uint64_t units = ChangeStore::kPieceBytes / width;
   for (std::size_t i = 0; i < changes.at.size();) {
@@ -309,7 +309,7 @@ Status QuantizedStore::translate() {
     if (is_whole(m)) return Status();
     const Matrix& matrix = weights_.matrices()[m];
     if (matrix.group > 0) {
-      UnitChanges packed, scales;
+      BoxChanges packed, scales;
       DRIFTLESS_RETURN_IF_ERROR(matrices_.group_changes(m, packed, scales));
       add_units(codes_of(matrix), sizeof(std::uint32_t), packed, sent_);
       add_units(numbers_[*matrix.scales], sizeof(std::uint16_t), scales, sent_);
