@@ -194,10 +194,6 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
       report.anchor = anchored.ok();
       if (!anchored.ok()) {
         report.notes.emplace_back(anchored.message());
-        // The weights are not those of the version: something was written without capture() since
-        // the last sweep. The next version finds it.
-        const bool unseen = rank_->live != nullptr && anchored.code() == StatusCode::kMismatch;
-        if (unseen) rank_->live->doubt(true);
         const Result<bool> over = all_ranks_know_ ? rank_->use_fallback() : false;
         if (!over.ok()) report.notes.emplace_back(over.status().message());
       }
