@@ -184,8 +184,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
     };
     roads.held = [this]() -> Result<std::optional<std::string>> {
       DRIFTLESS_RETURN_IF_ERROR(history_fault_);
-      const auto history = *make_shared_fs_receiver(posix_file_system(), files_);
-      return present_announcement(*history, Deadline::after(0ms));
+      const auto history = make_shared_fs_receiver(posix_file_system(), files_);
+      return present_announcement(**history, Deadline::after(0ms));
     };
     return roads;
   }
