@@ -281,6 +281,7 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
       const RunInfo found,
       parse_run_info(announcement, "the announcement of the run on this road"));
   DRIFTLESS_RETURN_IF_ERROR(check_run(found));
+  found_ = announcement;
   if (found.tensor_digests.empty()) base_tensor_digests_.clear();  // announced again without them
   unpublished_ = found.unpublished;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> there, history_->list(deadline));
@@ -298,6 +299,13 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
     DRIFTLESS_ASSIGN_OR_RETURN(start.digest, digest_of(*history_, start.version, deadline));
   }
   return {};
+}
+
+// That of a resumed run stays as it was: a road with a fallback has added the job's name.
+std::string PublisherLeader::announcement_text() const {
+  std::string text = run_info_to_json(announcement_);
+  const auto found = parse_run_info(found_, "the announcement of the run on this road");
+  return found.ok() && run_info_to_json(*found) == text ? found_ : text;
 }
 
 Status PublisherLeader::check_run(const RunInfo& found) const {
@@ -348,7 +356,7 @@ void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
                    unpublished_,
                    options_.quantize_rule,
                    announcement_.used_numbers};
-  start.status = road_.announce(run_info_to_json(announcement_), deadline);
+  start.status = road_.announce(announcement_text(), deadline);
   // If anchors are versions themselves, a resumed run has a full version already, or gets one.
   const bool among = format_.anchors_among_versions && start.version > 0;
   start.anchor = start.status.ok() && options_.first_anchor && !newest_anchor_ && !among;

@@ -82,6 +82,7 @@ class PublisherLeader {
   [[nodiscard]] Status note_fence(Status status);
   // Ok if these weights can continue the run on the road.
   [[nodiscard]] Status check_run(const RunInfo& found) const;
+  [[nodiscard]] std::string announcement_text() const;
   [[nodiscard]] Status resume(const std::string& announcement, StartMessage& start,
                               const Deadline& deadline);
   [[nodiscard]] Status check_copies(const std::vector<TensorDigests>& ranks,
@@ -114,6 +115,7 @@ class PublisherLeader {
 
   BlockMaxima maxima_;     // of FP8 blocks that ranks share
   RunInfo announcement_;   // set once the run is announced
+  std::string found_;      // the announcement of a resumed run, as it is on the road
   std::string fallback_;   // why the fallback road is used; empty: it is not used
   bool bridging_ = false;  // no version was committed since the switch to the fallback road
   Status fenced_;  // not ok: another publisher fenced this one, and nothing more is published
