@@ -15,9 +15,9 @@
 // these units are written; otherwise, and if no version is held, all units are. Every commit can be
 // undone, except for a full version that was written while no version was held.
 //
-// A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest: the
-// first version of a chain when it is staged, the others, one after the other, when they are
-// committed. A full version is copied there, and the weights that it replaces are kept on the host.
+// A GPU that holds contiguous tensors decodes the buckets of a chain in place. It proves the digest
+// after the first version when the chain is staged, and after every version when it is committed. A
+// full version is copied there, and the weights that it replaces are kept on the host.
 //
 // Where the digest of the state comes from, if
 //   all weights lie here unconverted: from their bits;
