@@ -12,15 +12,16 @@
 // road loses its versions when its processes end, and their numbers must not be used again.
 //
 // Another job may use the same place by mistake. So the announcement on the second road names the
-// job: a trainer does not start on the run of another job, and a receiver does not follow it.
-// Likewise if the first road announces another run than the second one.
+// job: a trainer does not start on the run of another job, and a receiver does not follow it. If
+// the two roads announce different runs, a receiver that already follows the first road's run stays
+// with it, and a receiver that follows none yet fails (kWrongRun).
 #pragma once
 
 #include "collectives/road_kind.h"
 
 namespace driftless {
 
-// What an announcement says; empty texts: unknown.
+// The content of an announcement; an empty text is unknown.
 struct AnnouncedRun {
   std::string run;
   std::string job;  // OpenRoad::job of the trainer that announced it on a second road

@@ -8,9 +8,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSlice{1'000};  // limit for one slice of a wait on the first road
 constexpr milliseconds kBetween{20};
-// Between two looks at the first road after the switch, and for one of them.
+// After the switch: the least time between two looks at the first road, and the limit for one.
 constexpr milliseconds kLookBack{5'000}, kBackTime{200};
-// A look at the second road takes at most one part in this of the time.
+// After a look, the next one waits for this many times as long as it took.
 constexpr int kLookShare = 10;
 
 const Status& status_of(const Status& status) { return status; }
@@ -178,8 +178,8 @@ class Receiver final : public ReceiveRoad {
                   "jobs share it or hub.address, another one for each");
   }
 
-  // `waited`, or kWrongRun if the first road has another run by now: then no further version of
-  // this one is to be expected.
+  // Returns `waited`; or kWrongRun if the first road announces another run by now, because then the
+  // trainer publishes no further version of this one.
   [[nodiscard]] Status look_back(Status waited) {
     if (first_ == nullptr || run_.empty() || !next_look_back_.expired()) return waited;
     const auto begin = Deadline::Clock::now();
@@ -244,7 +244,7 @@ class Receiver final : public ReceiveRoad {
   std::vector<PublicationId> old_;  // on the first road when the trainer switched
   bool reported_ = false;           // it has reported on the first road
   std::string run_;                 // the run that it follows; empty: none yet, or unreadable
-  Status stranger_;                 // the second road's run is another job's
+  Status stranger_;                 // the second road has a run that this receiver does not follow
   Status conflict_;                 // each road has another run, and neither was followed yet
   Deadline next_look_back_ = Deadline::after(kLookBack);
 };

@@ -33,9 +33,9 @@ class Control {
   [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;
-  // Offers the parts that this rank will send in an attempt to a generation. The message has
-  // Fabric::new_meeting() unless the communicator of this generation exists. Ok: the offer was sent
-  // to every receiver of the group.
+  // Offers the parts that this rank will send to the receivers of the group. The message names the
+  // attempt and the generation. It has Fabric::new_meeting() unless the communicator of this
+  // generation exists. Ok: the offer was sent to every receiver of the group.
   [[nodiscard]] virtual Status offer(Message offer, const Deadline& deadline) = 0;
   // Not ok if the attempt can no longer be committed. Does not wait.
   [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;
@@ -75,8 +75,8 @@ class Control {
 // Thread-safe.
 class LeaderControl final : public Control {
  public:
-  // Throws std::system_error if no thread can be created.
-  // `end`: sent to all receivers once it has a text; may be null.
+  // Throws std::system_error if no thread can be created. `end`: its text is sent to all receivers
+  // once it is set; may be null.
   LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub,
                 std::shared_ptr<EndNote> end);
   ~LeaderControl() override;  // the thread sends the goodbye and ends

@@ -36,8 +36,9 @@ void LeaderControl::run() {
   end_->settle();
 }
 
-// Receivers that have answered have read it: a process may end then, although TCP discards what
-// was not read if the process that sent it ends.
+// Sends the end of the run once, and settles when every receiver has sent a message since. Without
+// this wait the process could end too early: if a process ends, TCP may discard what its peers have
+// not read.
 void LeaderControl::send_end() {
   const std::optional<std::string> text = end_->text();
   if (!text) return;

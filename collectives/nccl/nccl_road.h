@@ -35,12 +35,12 @@ namespace nccl {
 using hub::Connector;
 using hub::Hub;
 
-// The end of the run, between the functions of a process' OpenRoad and its sender or receiver. In
-// the leading rank publish() gives it to the sender's thread, in a rollout the receiver's thread
-// stores what the leader sent. Thread-safe.
+// The end of the run, shared by the functions of a process' OpenRoad and its sender or receiver. In
+// the leading rank, publish() passes the text to the sender's thread. In a rollout, the receiver's
+// thread stores the text that the leader sent, and fetch_end() reads it. Thread-safe.
 class EndNote {
  public:
-  // Stores the text, and waits until the leader has sent it: settle().
+  // Stores the text, and waits until the sender's thread calls settle().
   void publish(std::string_view text, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     text_ = text;
@@ -54,7 +54,7 @@ class EndNote {
     const std::scoped_lock lock(mutex_);
     return text_;
   }
-  // All receivers have it, or the leader has closed: nobody waits any longer.
+  // Ends the wait of publish(): all receivers have answered, or the leader has closed.
   void settle() {
     const std::scoped_lock lock(mutex_);
     settled_ = true;

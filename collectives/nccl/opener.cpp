@@ -46,7 +46,7 @@ OpenRoad open_road(const RoadOptions& given, const RoadPlace& place, const Meeti
     DRIFTLESS_ASSIGN_OR_RETURN(Connector connector, meeting.connector());
     return make_receiver(options, std::move(fabric), std::move(connector), end);
   };
-  if (place.mpi != nullptr) return road;  // the processes of an mpirun job have their own message
+  if (place.mpi != nullptr) return road;  // an mpirun job has its own message for the end of a run
   road.publish_end = [end](std::string_view text) {
     end->publish(text, Deadline::after(kEndPatience));
     return Status();

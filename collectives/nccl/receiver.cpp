@@ -267,7 +267,7 @@ class Receiver final : public ReceiveRoad {
     update([&] {
       held_.forget_staged();
       link_.reset();
-      // A leader that has sent the end closes next, also if its process ends without a goodbye.
+      // After the end of the run a lost link counts as the leader's goodbye.
       if (end_->text()) closed_ = true;
     });
   }

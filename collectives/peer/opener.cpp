@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kService = "peer";
 
-// OpenRoad::job: 16 bytes of a proof for a text that proves nothing else.
+// OpenRoad::job: the first 16 bytes of an HMAC with the token, over a text that no other proof has.
 std::string job_of(const std::string& token_file) {
   const Result<std::string> token = hub::read_token(token_file);
   if (!token.ok()) return {};

@@ -13,8 +13,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For a request whose deadline has passed; the second one, if the leader did not answer the last
-// request. Then only a report waits for longer.
+// kEndTime: the limit for a request that is made although its deadline has passed, or is near.
+// kSilentTime: the same if the leader did not answer the request before.
 constexpr milliseconds kEndTime{1'000}, kSilentTime{100};
 
 milliseconds time_to_look(const Client& client) { return client.silent() ? kSilentTime : kEndTime; }

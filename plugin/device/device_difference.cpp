@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// Room for as many differing units as one in kRoomShare; if more differ, all count as different.
+// There is room for one differing unit in kRoomShare; if more differ, all count as different.
 constexpr std::uint64_t kRoomShare = 8;
 
 class DeviceDifference {

@@ -56,7 +56,8 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
   }
 }
 
-// Weights that are copied from a GPU at a time to code INT4 groups: whole groups.
+// To code INT4 groups, at most this many weights are copied from a GPU at a time. A multiple of
+// every group size.
 constexpr std::uint64_t kSliceWeights = std::uint64_t{1} << 20;
 
 // A group in INT4: its weights, and what they are coded as.

@@ -50,8 +50,8 @@ struct DeviceMatrix {
 struct DeviceGroups {
   std::uint64_t groups = 0;
   const std::byte* weights = nullptr;
-  const std::byte* packed = nullptr;  // on the GPU; set by quantize_groups(), as the next
-  const std::byte* scales = nullptr;
+  const std::byte* packed = nullptr;  // on the GPU; set by quantize_groups()
+  const std::byte* scales = nullptr;  // likewise
 };
 
 class PublisherDevice {
@@ -77,8 +77,8 @@ class PublisherDevice {
   // codes stay until the next call.
   [[nodiscard]] virtual Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes,
                                         bool coded) = 0;
-  // Makes INT4 groups of `group` weights. Codes and scales stay until the next call, or until that
-  // of quantize().
+  // Makes INT4 groups of `group` weights. Codes and scales stay until the next call of this
+  // function or of quantize().
   [[nodiscard]] virtual Status quantize_groups(unsigned group, std::span<DeviceGroups> boxes) = 0;
   // Writes the last payload's changes into the snapshot: queued on a stream of its own.
   [[nodiscard]] virtual Status commit() = 0;

@@ -262,7 +262,7 @@ StartMessage PublisherLeader::find_start(const Deadline& deadline) {
   StartMessage start;
   start.run = random_hash128();
   start.digest = run_.digest;
-  // The other ranks wait for the result until the deadline.
+  // Uses only half of the time: the other ranks wait for the result until the deadline.
   const auto text = fetch_announcement(history_, deadline.sooner(deadline.remaining() / 2));
   if (text.ok() && !text->has_value()) {
     if (options_.resume == ResumeMode::kRequire) {

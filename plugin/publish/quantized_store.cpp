@@ -292,8 +292,9 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   return {};
 }
 
-// Computes the changes of codes and scales for all matrices that are not sent whole. A version that
-// is not swept reads the weights once more afterwards, if unchanged ones entered it.
+// Computes the changes of codes and scales for all matrices that are not sent whole. Sets
+// coded_anew_ if unchanged weights were read for this, so that prove_read() proves all weights. (In
+// INT4 only without a sweep, which proves them, too.)
 Status QuantizedStore::translate() {
   std::vector<std::set<std::uint32_t>> anew(matrices_.size());
   std::vector<LiveMatrices::Rows> rows(matrices_.size());

@@ -85,7 +85,7 @@ class QuantizedStore final : public WeightStore {
   // The published version is right; later changes are measured against these weights.
   [[nodiscard]] Status adopt(std::vector<Digest> now, std::vector<std::string>& notes);
   void mark_whole(std::uint32_t tensor);
-  // Codes, scales or shape: the units of a number that is made of the quantized matrix.
+  // The units of a number that is the codes, the scales or the shape of a quantized matrix.
   [[nodiscard]] const std::byte* made_units(std::uint32_t number,
                                             const LiveMatrices::Quantized& made) const;
   [[nodiscard]] Status each_unit(std::uint32_t number, const UseChange& use) const;

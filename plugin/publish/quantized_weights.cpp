@@ -503,7 +503,7 @@ class QuantizingSource::Batch {
   std::vector<PartToQuantize> here_;
   std::deque<std::vector<std::uint16_t>> largest_here_;
   std::vector<Scales> scales_here_;
-  // On a GPU; a run has one of both kinds.
+  // On a GPU: boxes_ in a run with FP8 blocks, groups_ in one with INT4.
   std::vector<DeviceMatrix> boxes_;
   std::vector<DeviceGroups> groups_;
   std::vector<std::size_t> numbers_;                // the matrix of each

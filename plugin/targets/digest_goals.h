@@ -20,10 +20,11 @@ class DigestGoals {
   // The versions become one change: only the last digest remains. Messages name it `source`.
   void fold(std::string source);
   // Compares the digest after each version with its goal. `changes`: what each version adds to
-  // `before`, as far as it is measured yet. If no manifest has the digest of the tensors that a
-  // partial target has, checks instead that writing the first version (`written`) added to the
-  // digest what staging had measured. Returns the digest after `changes`; kMismatch, naming a wrong
-  // tensor if it is known. `found` returns the tensors' digests after the versions.
+  // `before`, as far as it is measured yet. `written`: the changes are in the weights, not only
+  // staged. If the goal after the first version is not known, checks instead that writing it added
+  // to the digest what staging had measured; a later version without a goal is not checked. Returns
+  // the digest after `changes`; kMismatch, naming a wrong tensor if it is known. `found` returns
+  // the tensors' digests after the versions.
   [[nodiscard]] Result<Digest> prove(const Digest& before, std::span<const Digest> changes,
                                      bool written,
                                      const std::function<std::vector<TensorShare>()>& found);

@@ -489,7 +489,8 @@ ArrivalMemory* MappedTarget::arrivals(const Manifest& version) {
   const bool plain =
       version.encoding == Encoding::kIndices || version.encoding == Encoding::kDeltas;
   const bool external = std::ranges::any_of(weights->tensors, &MappedWeights::Tensor::external);
-  const bool used = weights->contiguous ? plain || full : plain && !external;  // applies_in_place()
+  // The versions for which applies_in_place() is true, if their parts are in the GPU's memory.
+  const bool used = weights->contiguous ? plain || full : plain && !external;
   return used ? weights->memory->arrivals() : nullptr;
 }
 

@@ -5,8 +5,9 @@
 //
 // Staging. stage() decodes and folds the versions, and reads the old values through the maps. For
 // `indices`, `deltas` and `deltas_zstd` its time and memory are O(changed), beside the sweep
-// (ProofRule). For the other encodings it also reads the tensors that change. A GPU decodes the
-// buckets of a single version itself, and measures there what every change adds to the digest.
+// (ProofRule). For the other encodings it also reads the tensors that change. If a single
+// positional version is staged, a GPU decodes its buckets through the maps, and measures what the
+// changes add to the digest of each map.
 //
 // Committing. commit() first calls the loader, since it can fail. Then it compares every unit that
 // it is about to change with the old value, and writes. If other code wrote into the weights
@@ -14,15 +15,16 @@
 // these units are written; otherwise, and if no version is held, all units are. Every commit can be
 // undone, except for a full version that was written while no version was held.
 //
-// A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest: the
-// first version of a chain when it is staged, the others, one after the other, when they are
-// committed. A full version is copied there, and the weights that it replaces are kept on the host.
+// A GPU that holds contiguous tensors decodes the buckets of a chain in place. It proves the digest
+// after the first version when the chain is staged, and after every version when it is committed. A
+// full version is copied there, and the weights that it replaces are kept on the host.
 //
 // Where the digest of the state comes from, if
 //   all weights lie here unconverted: from their bits;
 //   digest_of_held is set: from the bits of the tensors that are held;
-//   neither: from the manifest. Then it proves nothing about the bits here. It builds on
-//     initial_digest; without that the state is partial.
+//   neither: from initial_digest, and after a commit from the manifest. Then it proves nothing
+//     about the bits here. If the weights are opened as a version without initial_digest, the state
+//     is partial.
 //
 // The shares. Each map that can be read back (it keeps the bits, or widens them) has a digest of
 // the units that it holds: computed when weights are opened as a version, or from the first full
@@ -70,11 +72,12 @@ struct MappedOptions {
   unsigned threads = 0;                              // 0: default_threads()
   std::optional<std::uint32_t> rank = std::nullopt;  // in its engine, for messages
   // The state's digest is that of the tensors that are held; if these are not all, the state is
-  // partial. kInvalidArgument if a tensor is held in part, converted, or by a writer.
+  // partial. kInvalidArgument if a tensor is held in part, converted, refused, or written by the
+  // writer.
   bool digest_of_held = false;
   // The digest of each tensor of that version, in the order of the layout. Needed only if the run
-  // publishes some of the tensors, and either `initial_digest` is set or the weights' own bits give
-  // no digest.
+  // does not publish all of the tensors, and either `initial_digest` is set or the weights' own
+  // bits give no digest.
   std::vector<Digest> initial_tensors = {};
 };
 

@@ -47,9 +47,9 @@ Status check_apart(const MappedWeights& weights) {
   return {};
 }
 
-// Counts maps that together have each unit of the tensor exactly once, unconverted: a single map
-// that has them all, or all unconverted maps, if these do. Otherwise counts none. Maps that are not
-// counted are written nevertheless.
+// Marks as `counted` the maps that together have each unit of the tensor exactly once, unconverted:
+// a single map if it has all units; otherwise all unconverted maps if together they do; otherwise
+// none. Commits also write the maps that are not counted.
 void count_maps(MappedWeights& weights, std::uint32_t tensor) {
   MappedWeights::Tensor& mapped = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();

@@ -4,7 +4,8 @@
 // Made by plugin/device/device_factories.h.
 //
 // Device memory, which is kept for the next version:
-//   for each change 4 bytes, its width, and its width in the parameter for the old value;
+//   for each change 4 bytes for its offset, and its value; for each copy the old values, in the
+//     parameter's type;
 //   the full-shape tensors of a chunk;
 //   256 bytes for each piece of changes and each copy.
 #pragma once

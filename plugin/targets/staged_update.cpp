@@ -11,8 +11,8 @@
 namespace driftless {
 namespace {
 
-// For a version that was fetched by need, checks the tensors that are complete; the blocks of
-// others are proven by their hashes.
+// If only the needed blocks of a version were fetched, checks the digests of the tensors that were
+// fetched completely; the hashes of blocks prove the others.
 Status check_fetched(const MappedWeights& weights, const VersionSource& version,
                      std::span<const Digest> tensors) {
   if (version.complete()) return {};
@@ -51,7 +51,7 @@ class StagedUpdate final : public StagedChange {
 
   StagedUpdate(const StagedUpdate&) = delete;
   StagedUpdate& operator=(const StagedUpdate&) = delete;
-  // Drops what the writer has staged, or keeps for undo().
+  // Drops what the writer has staged, or what it keeps for undo().
   ~StagedUpdate() override {
     if (external_) weights_->writer->drop();
   }
@@ -254,9 +254,9 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // Assigns changes to maps, and room for their old values: maps that hold the tensor's own units
-  // share the piece's room, since no unit is in two of them. No room if the memory measures the
-  // changes.
+  // Makes a part for each piece and each map that it meets, with room for old values. The counted
+  // maps of a tensor share the room of the piece, because no unit is in two of them; other maps
+  // have room in old_values_. If the memory measures the changes, the parts need no room.
   Status place_pieces() {
     const bool measured = weights_->memory->measures_parts();
     std::uint64_t bytes = 0;

@@ -69,8 +69,8 @@ class TensorChanges {
 };
 
 // If the part is a frame in `compact`: decodes its blocks of the tensors that these weights hold
-// with their own bits, and adds them to `decoded`; if one fails, adds none. Other frames add
-// nothing; a part that is no frame fails. The part outlives what is added.
+// unconverted, and adds them to `decoded`; if one block fails, adds none. Other frames add nothing;
+// a part that is not a frame fails. The part outlives what is added.
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 

@@ -223,11 +223,11 @@ class DifferenceFinder {
   const MappedWeights& weights_;
   std::vector<Scratch> scratch_;    // per thread
   std::uint64_t most_ = 0;          // limit of differing units
-  std::vector<DeltaPiece> blocks_;  // waiting to be compared; with every unit
+  std::vector<DeltaPiece> blocks_;  // all units of a range each; they wait to be compared
   std::uint64_t waiting_ = 0;       // units of blocks_
   std::vector<ChangePart> parts_;
-  std::vector<std::size_t> at_,
-      first_part_;  // at_: per part, its place in old_; first_part_: per block
+  // at_: the place of each part in old_; first_part_: the first part of each block.
+  std::vector<std::size_t> at_, first_part_;
   std::vector<std::byte> old_, expected_;
   std::vector<std::uint32_t> differing_;  // found by the memory
   DeltaPieces found_;
@@ -275,7 +275,8 @@ class WeightCopy {
       DRIFTLESS_ASSIGN_OR_RETURN(WeightMap identity, onto_itself(map, extent.begin, extent.end));
       extent.maps.push_back(std::move(identity));
       if (extent.bytes != nullptr) continue;
-      // Not zeroed first: the first touch of new memory takes longer than the copy.
+      // Not zeroed first: touching new memory for the first time takes longer than copying into it,
+      // so the threads that copy do it.
       extent.bytes =
           std::make_unique_for_overwrite<std::byte[]>((extent.end - extent.begin) * map.unit_bytes);
     }

@@ -354,8 +354,9 @@ Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader
   return Frame::decode_head(head(part), part.bytes(), *layout_, max_body);
 }
 
-// Reads frames in host memory. One frame may be most of a version, so the threads share streams,
-// not frames, the largest first. All frames are opened before, and finished afterwards.
+// Reads frames in host memory. One frame may be most of a version, so a task of a thread is one
+// stream, not one frame; the largest streams come first. All frames are opened before any stream is
+// read, and finished after all of them.
 Status VersionSource::read_frames(std::span<const std::size_t> numbers, unsigned threads,
                                   KeptMemory* memory) {
   struct Stream {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The payload of a version, opened and checked against a weight layout: the tensors that it
-// changes, and the bytes that make up their new values. The same for a directory and for parts from
-// a road.
+// changes, and the bytes that make up their new values. The payload comes from a version directory,
+// or from parts that a road has fetched.
 #pragma once
 
 #include "formats/flush_file.h"

@@ -160,14 +160,15 @@ class BucketMemory {
                                                      std::vector<VersionSource> chain) = 0;
   // Places one version through maps of any kind, which outlive the result. `buckets`: all buckets
   // of the version, which are copied. `parts`: their entries, each with the maps that it meets.
-  // kNoSpace if there is no room for all changes of the buckets, even for those that no map has.
+  // It takes room for all changes of the buckets, including those that no map has: kNoSpace if the
+  // memory does not have that much.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place_parts(
       std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) = 0;
 };
 
 // A block of `compact` (docs/formats/compact.md), and the result of decoding it.
 struct CompactUnits {
-  std::span<const WeightMap* const> maps;  // of its tensor: together all units, unconverted
+  std::span<const WeightMap* const> maps;  // unconverted; together they have all units of the block
   BlockPlace place;                        // in the tensor
   const CompactTable* table = nullptr;
   std::span<const CompactTile> tiles;
@@ -211,9 +212,9 @@ class WeightMemory {
                                      std::uint64_t count, const std::byte* values,
                                      MemoryKind from) = 0;
   // Compares `values` (on the host, in the tensor's width) with units [origin, origin + count) of a
-  // tensor in each map: the offsets from `origin` of those that differ in any, ascending. If many
-  // differ, others may be among them. For maps that do not convert. False if this memory leaves it
-  // to the host.
+  // tensor in each map. Sets `offsets` to the offsets from `origin` of the units that differ in any
+  // map, ascending. If many differ, `offsets` may also have units that are equal. For maps that do
+  // not convert. False if this memory leaves the comparison to the host.
   [[nodiscard]] virtual Result<bool> find_differing(std::span<const WeightMap* const> /*maps*/,
                                                     std::uint64_t /*origin*/,
                                                     std::uint32_t /*count*/,

@@ -113,9 +113,9 @@ struct LookedShares {
 // When a target sweeps: reads all of its weights and compares them with their digests. Commits
 // check the units that they write in any case (PlacedChanges::write()).
 struct ProofRule {
-  bool always = false;  // after the writing of every commit, and never while staging
-  // Without `always`: while staging a delta to a version that is at least this many after the
-  // version that was swept last. 0: never.
+  bool always = false;  // after every commit has written, and never while staging
+  // Without `always`: while staging deltas, if the version that they lead to is at least `every`
+  // versions after the last one that was swept. 0: never.
   std::uint64_t every = 1;
 
   friend bool operator==(const ProofRule&, const ProofRule&) = default;

@@ -60,7 +60,8 @@ class StepWeights {
   [[nodiscard]] const std::vector<std::string>& left_out() const { return left_out_; }
 
   [[nodiscard]] Result<Checkpoint> open_step(std::uint64_t step) const;
-  // What stage `stage` of `stages` publishes of a step, whose checkpoint must outlive it.
+  // The weights of a step that stage `stage` of `stages` publishes. `weights`: the checkpoint of
+  // the step; it must outlive the result.
   [[nodiscard]] Result<std::unique_ptr<WeightSource>> source_of(std::uint64_t step,
                                                                 const Checkpoint& weights,
                                                                 unsigned stage,

@@ -3,9 +3,9 @@
 
     export_names.py OBJECT
 
-Gives the functions, types and objects that OBJECT (64-bit ELF, little endian) defines in the namespace
-driftless default visibility, in place. So the shared library of a wheel is linked from the objects of
-every other build (shared_code.cmake).
+Changes OBJECT (64-bit ELF, little endian) in place: the functions, types and objects that it
+defines in the namespace driftless get default visibility. So the shared library of a wheel can be
+linked from the same objects as every other build (shared_code.cmake).
 """
 
 import re

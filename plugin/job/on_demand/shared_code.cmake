@@ -3,9 +3,9 @@
 # common is in one shared library beside them, with the libraries that this code links. Included by
 # plugin/CMakeLists.txt.
 #
-# The library's name contains the version, so that no process takes that of another version for it. It
-# exports only names of our namespace. The roads that need no library of the host, and the status server,
-# are in it, not in libraries of their own.
+# The library's name contains the version, so that a process cannot load the library of another
+# version by mistake. It exports only names of our namespace. It contains the roads that need no
+# library of the host, and the status server; other builds have libraries of their own for these.
 set(DRIFTLESS_WITHIN "")
 if(DRIFTLESS_STATIC)
   set(DRIFTLESS_WITHIN OBJECT_STORE OPENSSL HTTPLIB)
