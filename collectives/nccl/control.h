@@ -100,6 +100,7 @@ class LeaderControl final : public Control {
     bool greeted = false;
     bool receives = false;                 // false: a publisher rank
     bool member = false;                   // receives the next publication
+    bool has_end = false;                  // has answered kEnd
     std::optional<ReceiverReport> report;  // the last one
     Clock::time_point last_message_at;     // time of its last message
     Clock::time_point reported;
@@ -157,7 +158,7 @@ class LeaderControl final : public Control {
   std::condition_variable changed_;
   std::map<std::uint64_t, Peer> peers_;
   std::optional<std::string> run_info_;
-  std::optional<Clock::time_point> end_sent_;
+  bool end_sent_ = false;
   std::optional<Pending> pending_;
   RetentionRing ring_;  // the published versions
   bool began_ = false;

@@ -36,19 +36,17 @@ void LeaderControl::run() {
   end_->settle();
 }
 
-// Sends the end of the run once, and settles when every receiver has sent a message since. Without
-// this wait the process could end too early: if a process ends, TCP may discard what its peers have
-// not read.
+// Sends the end of the run once, and settles when every receiver has answered. Without this wait
+// the process could end too early: if a process ends, TCP may discard what its peers have not read.
 void LeaderControl::send_end() {
   const std::optional<std::string> text = end_->text();
   if (!text) return;
-  const bool first = !end_sent_;
-  if (first) end_sent_ = Clock::now();
+  const bool first = !std::exchange(end_sent_, true);
   bool answered = true;
   for (const auto& [peer, known] : peers_) {
     if (!known.greeted || !known.receives) continue;
     if (first) send(peer, {.kind = MessageKind::kEnd, .text = *text});
-    answered = answered && known.last_message_at > *end_sent_;
+    answered = answered && known.has_end;
   }
   if (answered) end_->settle();
 }
@@ -89,6 +87,7 @@ void LeaderControl::handle(std::uint64_t peer, const Message& message) {
   switch (message.kind) {
     case MessageKind::kHello: greet(peer, message); return;
     case MessageKind::kPing: send(peer, {.kind = MessageKind::kPong}); return;
+    case MessageKind::kEnd: from.has_end = true; return;
     case MessageKind::kReport: take_report(peer, message); return;
     case MessageKind::kLeave:
       if (from.report) left_.insert(from.report->id);

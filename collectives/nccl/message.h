@@ -34,7 +34,7 @@ enum class MessageKind : std::uint8_t {
   kDrop,     // attempt; to publisher ranks also code, text
   kCommit,   // attempt, id, text: the manifest, ids: all publications held from now on
   kGoodbye,  // its last message: the leader closes and answers no more
-  kEnd,      // text: the end of the run; the receiver answers with a kPing at once
+  kEnd,      // text: the end of the run; the receiver answers at once, with an empty one
   kLast = kEnd,
 };
 

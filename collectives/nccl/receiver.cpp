@@ -295,7 +295,7 @@ class Receiver final : public ReceiveRoad {
       case MessageKind::kAnnounce: return update([&] { run_info_ = std::move(message.text); });
       case MessageKind::kEnd:
         end_->store(std::move(message.text));
-        send({.kind = MessageKind::kPing});
+        send({.kind = MessageKind::kEnd});
         return;
       case MessageKind::kGoodbye:
         lost_ = true;  // another leader may start
@@ -454,7 +454,7 @@ class Receiver final : public ReceiveRoad {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<hub::Link> link_;  // null without a link; only the thread sets it
-  std::string missed_;          // why the last attempt to connect failed
+  std::string missed_;               // why the last attempt to connect failed
   std::optional<std::string> run_info_;
   std::uint64_t session_ = 0;  // of the leader
   bool closed_ = false;        // it sent a goodbye, and no other leader a welcome since

@@ -56,18 +56,21 @@ class DifferenceFinder {
   };
 
   Status add(std::uint32_t tensor, const DensePiece& piece) {
-    const bool converted = weights_.tensors[tensor].converted;
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool there, converted ? false : add_there(tensor, piece));
-    return there ? Status() : add_blocks(tensor, piece);
+    std::uint64_t compared = 0;
+    if (!weights_.tensors[tensor].converted) {
+      DRIFTLESS_ASSIGN_OR_RETURN(compared, add_there(tensor, piece));
+    }
+    return add_blocks(tensor, piece, compared);
   }
 
-  // Lets the memory compare the piece. False if it leaves that to the host.
-  Result<bool> add_there(std::uint32_t tensor, const DensePiece& piece) {
+  // Lets the memory compare the piece. Returns the number of units that it has compared, from the
+  // first on; it leaves the others to the host.
+  Result<std::uint64_t> add_there(std::uint32_t tensor, const DensePiece& piece) {
     const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
     const std::vector<const WeightMap*> maps = weights_.maps_of(tensor, false);
     const std::uint64_t units = piece.bytes.size() / width;
-    std::uint64_t count = 0;
-    for (std::uint64_t done = 0; done < units && found_.units <= most_; done += count) {
+    std::uint64_t done = 0, count = 0;
+    for (; done < units && found_.units <= most_; done += count) {
       count = std::min(kThereBytes / width, units - done);
       const std::uint64_t origin = piece.byte_offset / width + done;
       const std::byte* const values = piece.bytes.data() + done * width;
@@ -75,7 +78,7 @@ class DifferenceFinder {
           const bool compared,
           weights_.memory->find_differing(maps, origin, static_cast<std::uint32_t>(count), values,
                                           differing_));
-      if (!compared) return false;
+      if (!compared) return done;
       if (!differing_.empty()) DRIFTLESS_RETURN_IF_ERROR(compare());  // keeps the pieces in order
       for (std::span<const std::uint32_t> rest = differing_; !rest.empty();) {
         const auto some = rest.first(std::min<std::size_t>(rest.size(), kMaxPieceUnits));
@@ -83,7 +86,7 @@ class DifferenceFinder {
         rest = rest.subspan(some.size());
       }
     }
-    return true;
+    return done;
   }
 
   // Keeps the units origin + offsets[k], which become values[offsets[k]].
@@ -103,11 +106,12 @@ class DifferenceFinder {
     memory.old_values.resize(memory.values.size());
   }
 
-  // Cuts the piece into blocks and compares blocks in batches, until too many units differ.
-  Status add_blocks(std::uint32_t tensor, const DensePiece& piece) {
+  // Cuts the piece, from unit `done` on, into blocks, and compares blocks in batches until too many
+  // units differ.
+  Status add_blocks(std::uint32_t tensor, const DensePiece& piece, std::uint64_t done) {
     const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
     const std::uint64_t units = piece.bytes.size() / width;
-    for (std::uint64_t done = 0; done < units && found_.units <= most_; done += kMaxPieceUnits) {
+    for (; done < units && found_.units <= most_; done += kMaxPieceUnits) {
       DeltaPiece block;
       block.tensor = tensor;
       block.count =

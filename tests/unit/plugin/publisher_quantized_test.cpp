@@ -326,9 +326,9 @@ TEST_P(QuantizedPublisher, WithoutASweepNamesWhenWeightsMayHaveBeenWritten) {
 
 // Between two sweeps a weight is written without capture(), and then again with it. In FP8 the
 // version of the second write has a digest that no receiver reaches. Receivers refuse it, name the
-// cause and ask for an anchor; the publisher finds the tensor when a version quantizes a whole block
-// again, which fails that version, or when it sweeps. INT4 reads the weights, so no such version is
-// published.
+// cause and ask for an anchor; the publisher finds the tensor when a version quantizes a whole
+// block again, which fails that version, or when it sweeps. INT4 reads the weights, so no such
+// version is published.
 void QuantizedPublisher::heals_from_an_unseen_write(std::uint64_t sweep_every) {
   if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
   options_.sweep_every = sweep_every;
