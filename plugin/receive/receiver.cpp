@@ -193,7 +193,8 @@ Result<bool> Receiver::stage(const Deadline& deadline) {
     if (!staged.ok()) ++counts_.stage_failures;
     if (!staged.ok() || *staged) return staged;
     sign_of_life();
-    wait = patient && offer_anchor() ? kBetweenOffers : TrainerContact::kSignOfLife;
+    const bool offers = patient && !contact_.silent();
+    wait = offers && offer_anchor() ? kBetweenOffers : TrainerContact::kSignOfLife;
     if (deadline.expired()) return false;
   }
 }

@@ -210,7 +210,7 @@ def test_a_trainer_that_stays_stopped_ends_rollouts_within_their_deadline(work, 
         result = finish(process, 120)
         took = time.monotonic() - begin
         assert result.returncode == code, (result.returncode, result.stderr)
-        assert took < CONNECT_S + 5, (took, result.stderr)  # the machine may be busy
+        assert took < CONNECT_S + 3, (took, result.stderr)  # 1 s, and the machine may be busy
 
 
 LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "nixl")]
